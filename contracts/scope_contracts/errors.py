@@ -1,0 +1,106 @@
+"""Every failure this project can name is one class here, and tells its reader what to change.
+
+A caller never needs `except Exception`: the tree below is the documentation of what can go wrong.
+Errors with a runbook carry its name, and their text ends by pointing at it.
+"""
+
+import reprlib
+from typing import ClassVar
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 120
+_SHOWN.maxlist = _SHOWN.maxtuple = 16
+
+
+def mismatch(field: str, *, got: object, want: object, fix: str = "") -> str:
+    """Phrase an error the one way we do: field, got, want and what to change.
+
+    `got` may come from a hostile peer, so its text is bounded in length and in depth.
+    """
+    sentence = f"{field}: got {_SHOWN.repr(got)}, want {want}"
+    return f"{sentence}; {fix}" if fix else sentence
+
+
+class ScopeError(Exception):
+    """Something the runtime refuses or has lost; the root of every error we raise on purpose."""
+
+    runbook: ClassVar[str | None] = None
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if self.runbook is None else f"{message}; see runbooks/{self.runbook}.md"
+
+
+class UserInputError(ScopeError):
+    """A flag, prompt, size or path cannot be used. Change it as the message says; exit code 2."""
+
+
+class ContractError(ScopeError):
+    """A message breaks the contract between ranks. Nothing was run on it; fix the sender."""
+
+
+class VersionError(ContractError):
+    """The peer speaks another envelope version. Install the same package on every rank."""
+
+
+class FieldError(ContractError):
+    """A message field is missing, unknown, repeated or of the wrong type. Fix the sender."""
+
+
+class WireError(ContractError):
+    """The bytes are not one canonical message. Look for another encoder or a damaged link."""
+
+
+class PreflightError(ContractError):
+    """A chunk was refused before any byte was sent. Fix the planner input the message names."""
+
+
+class LifecycleError(ScopeError):
+    """A chunk arrived that the cache lifecycle does not allow here. Stop: state would drift."""
+
+    runbook: ClassVar[str | None] = "drift"
+
+
+class EpochError(LifecycleError):
+    """An epoch or a cache reset does not follow the hard-cut rules. Only the planner may reset."""
+
+
+class OrderError(LifecycleError):
+    """Envelopes were lost, repeated or reordered, or a chunk is open or closed when it must not be.
+
+    Send every envelope once, in order, on one link.
+    """
+
+
+class StartFrameError(LifecycleError):
+    """`current_start_frame` left the stream's progression. The planner's value is the truth."""
+
+
+class CallCountError(LifecycleError):
+    """More or fewer generator calls than planned; peers would wait in a collective forever."""
+
+    runbook: ClassVar[str | None] = "hang"
+
+
+class ParityError(ScopeError):
+    """Ranks disagree on a setting or a digest. Give every rank the value the message names."""
+
+    runbook: ClassVar[str | None] = "drift"
+
+
+class LinkError(ScopeError):
+    """The link between ranks failed. The group must be restarted; the stream then resumes."""
+
+    runbook: ClassVar[str | None] = "hang"
+
+
+class PeerLostError(LinkError):
+    """A peer died or closed its link. Look at that rank's own log for the first error."""
+
+
+class LinkTimeoutError(LinkError):
+    """A bounded wait ran out while the peer stayed silent. Look at the rank the message names."""
+
+
+class CacheError(ScopeError):
+    """A cache read, write or layout is outside what was allocated. Check window, sink and size."""

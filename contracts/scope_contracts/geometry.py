@@ -1,0 +1,48 @@
+"""The shape of every tensor of a chunk follows from these numbers and the picture size."""
+
+from dataclasses import dataclass
+
+from scope_contracts.tensor_spec import DType
+
+PATCH_SIZE = 2
+"""Latent cells per token along height and along width."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkGeometry:
+    """What one model fixes about its tensors; height and width come with each envelope.
+
+    `frames_per_block` and `context_frames` count latent frames, `spatial_stride` is pixels per
+    latent cell, `text_len` tokens, `text_dim` channels.
+    """
+
+    batch: int = 1
+    latent_channels: int
+    frames_per_block: int
+    spatial_stride: int = 8
+    text_len: int
+    text_dim: int
+    dtype: DType
+    context_frames: int
+
+    @property
+    def pixel_multiple(self) -> int:
+        """Height and width in pixels must be multiples of this: stride x patch."""
+        return self.spatial_stride * PATCH_SIZE
+
+    @property
+    def conditioning_shape(self) -> tuple[int, ...]:
+        """`(batch, text_len, text_dim)`."""
+        return (self.batch, self.text_len, self.text_dim)
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """`(batch, frames_per_block, channels, height / stride, width / stride)`, from pixels."""
+        return self._latents(self.frames_per_block, height, width)
+
+    def context_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """`(batch, context_frames, channels, height / stride, width / stride)`, from pixels."""
+        return self._latents(self.context_frames, height, width)
+
+    def _latents(self, num_frames: int, height: int, width: int) -> tuple[int, ...]:
+        rows, columns = height // self.spatial_stride, width // self.spatial_stride
+        return (self.batch, num_frames, self.latent_channels, rows, columns)

@@ -1,0 +1,142 @@
+"""The dataclass fields are the one table that says what a message may contain.
+
+`to_plain` and `from_plain` walk the type annotations, so a field added to a message is encoded,
+checked and refused everywhere without another line of code. Plain values are bool, int, float,
+str, list and dict; nothing is coerced: a bool is not an int and an int is not a float.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from scope_contracts.errors import FieldError, mismatch
+
+MAX_LIST_LENGTH = 256
+MAX_STRING_BYTES = 256
+_INT_LIMIT = 2**63
+
+Value = TypeVar("Value")
+
+
+def to_plain(value: object) -> dict[str, object]:
+    """Turn a message dataclass into nested plain values, keys sorted.
+
+    Raises `FieldError` for a value that its annotation does not allow.
+    """
+    return cast(dict[str, object], _lower(type(value), value, ""))
+
+
+def from_plain(kind: type[Value], plain: Mapping[str, object]) -> Value:
+    """Build a `kind` from plain values; the inverse of `to_plain`.
+
+    Raises `FieldError` for a missing, unknown or wrongly typed field.
+    """
+    return cast(Value, _lift(kind, dict(plain), ""))
+
+
+@cache
+def field_types(kind: type[Any]) -> Mapping[str, Any]:
+    """The annotation of every field of a message dataclass, names sorted."""
+    hints = get_type_hints(kind)
+    return {name: hints[name] for name in sorted(f.name for f in dataclasses.fields(kind))}
+
+
+def _lower(annotation: Any, value: object, path: str) -> object:
+    if get_origin(annotation) is tuple:
+        items = _require_type(tuple, value, path)
+        kinds = _item_types(annotation, len(items), path)
+        return [
+            _lower(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, items, strict=True))
+        ]
+    if _is_message(annotation):
+        message = _require_type(annotation, value, path)
+        types = field_types(annotation)
+        return {n: _lower(t, getattr(message, n), _join(path, n)) for n, t in types.items()}
+    if issubclass(annotation, StrEnum):
+        return str(_require_type(annotation, value, path))
+    return _checked_scalar(annotation, value, path)
+
+
+def _lift(annotation: Any, plain: object, path: str) -> object:
+    if get_origin(annotation) is tuple:
+        items = _require_type(list, plain, path)
+        kinds = _item_types(annotation, len(items), path)
+        return tuple(
+            _lift(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, items, strict=True))
+        )
+    if _is_message(annotation):
+        fields = _require_type(dict, plain, path)
+        types = field_types(annotation)
+        _require_names(fields, types, path)
+        values = {n: _lift(t, fields[n], _join(path, n)) for n, t in types.items()}
+        return annotation(**values)
+    if issubclass(annotation, StrEnum):
+        return _enum_member(annotation, _checked_scalar(str, plain, path), path)
+    return _checked_scalar(annotation, plain, path)
+
+
+def _is_message(annotation: Any) -> bool:
+    return dataclasses.is_dataclass(annotation)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _require_type(kind: type[Value], value: object, path: str) -> Value:
+    if type(value) is not kind:
+        want = f"{kind.__name__}, not {type(value).__name__}"
+        raise FieldError(mismatch(path or "message", got=value, want=want))
+    return value
+
+
+def _item_types(annotation: Any, length: int, path: str) -> tuple[Any, ...]:
+    kinds = get_args(annotation)
+    if kinds[-1] is Ellipsis:
+        if length > MAX_LIST_LENGTH:
+            raise FieldError(mismatch(path, got=length, want=f"at most {MAX_LIST_LENGTH} items"))
+        return (kinds[0],) * length
+    if length != len(kinds):
+        raise FieldError(mismatch(path, got=length, want=f"{len(kinds)} items"))
+    return kinds
+
+
+def _require_names(fields: dict[Any, object], types: Mapping[str, Any], path: str) -> None:
+    where = path or "message"
+    if unknown := [name for name in fields if name not in types]:
+        raise FieldError(mismatch(where, got=unknown, want="only fields of this version"))
+    if missing := [name for name in types if name not in fields]:
+        raise FieldError(mismatch(where, got=sorted(fields), want=f"also {', '.join(missing)}"))
+
+
+def _enum_member(kind: type[StrEnum], text: str, path: str) -> StrEnum:
+    try:
+        return kind(text)
+    except ValueError as error:
+        want = f"one of {', '.join(kind)}"
+        raise FieldError(mismatch(path, got=text, want=want)) from error
+
+
+def _checked_scalar(kind: type[Value], value: object, path: str) -> Value:
+    scalar = _require_type(kind, value, path)
+    if isinstance(scalar, float):
+        if not math.isfinite(scalar):
+            raise FieldError(mismatch(path, got=scalar, want="a finite number"))
+        return cast(Value, scalar + 0.0)  # -0.0 equals 0.0, so both must have the same bytes
+    if isinstance(scalar, int) and not -_INT_LIMIT <= scalar < _INT_LIMIT:
+        raise FieldError(mismatch(path, got=scalar, want="an integer of 64 bits"))
+    if isinstance(scalar, str):
+        _require_text(scalar, path)
+    return scalar
+
+
+def _require_text(text: str, path: str) -> None:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise FieldError(mismatch(path, got=text, want="text that UTF-8 can hold")) from error
+    if num_bytes > MAX_STRING_BYTES:
+        raise FieldError(mismatch(path, got=text, want=f"at most {MAX_STRING_BYTES} bytes"))

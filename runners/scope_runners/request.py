@@ -1,0 +1,160 @@
+"""What a person typed, as a value; times are exact fractions, so no event slips by a rounding.
+
+Whether it can be done (model, sizes, processors) is decided in `job`; here only the syntax is.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import NoReturn
+
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import UserInputError
+
+EMBEDDED_MODEL = "tiny"
+PLANS = (PlanId.SINGLE, PlanId.TP_V1_1, PlanId.PP0, PlanId.PP1)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPrompt:
+    """A prompt from `at_s` seconds on."""
+
+    at_s: Fraction
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRequest:
+    """The arguments of `scope-rt stream`; `seconds` and times in seconds, sizes in pixels."""
+
+    prompt: str
+    prompt_at: tuple[TimedPrompt, ...]
+    hard_cut_at: tuple[Fraction, ...]
+    seconds: Fraction
+    seed: int
+    plan: PlanId
+    tp: int | None
+    height: int | None
+    width: int | None
+    model: str
+    kv_cache_attention_bias: float
+    threads: int
+    oversubscribe: bool
+    out: Path
+    trace: Path | None
+    json: bool
+
+    @property
+    def tp_degree(self) -> int:
+        """`--tp`, or the smallest degree of the plan."""
+        return self.tp or (2 if self.plan is PlanId.TP_V1_1 else 1)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one sentence, raised like every other input error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserInputError(f"{message}; see {self.prog} --help")
+
+
+def parse_stream_request(argv: Sequence[str]) -> StreamRequest:
+    """Read the arguments of `scope-rt stream`.
+
+    Raises:
+        UserInputError: an argument is missing, unknown or cannot be read.
+    """
+    parser = CommandParser(prog="scope-rt stream")
+    add_stream_arguments(parser)
+    return StreamRequest(**vars(parser.parse_args(argv)))
+
+
+def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `scope-rt stream`, one for each field of `StreamRequest`."""
+    add = parser.add_argument
+    add("--prompt", required=True, help='such as "a red circle and a blue square, fast, on navy"')
+    add(
+        "--prompt-at",
+        action=_Collect,
+        type=_timed_prompt,
+        metavar="TIME:PROMPT",
+        help='change the prompt, such as 6s:"a green square"; may be repeated',
+    )
+    add(
+        "--hard-cut-at",
+        action=_Collect,
+        type=_time,
+        metavar="TIME",
+        help="forget the past and start a new epoch, such as 10s; may be repeated",
+    )
+    add(
+        "--seconds",
+        type=_time,
+        default=Fraction(20),
+        help="length of the video, rounded up to whole chunks (default 20)",
+    )
+    add("--seed", type=int, default=0, help="equal seeds give equal videos (default 0)")
+    add("--plan", type=_plan, default=PlanId.SINGLE, help=f"one of {', '.join(PLANS)}")
+    add("--tp", type=int, help="ranks that share the model's heads (default: the plan's smallest)")
+    add("--height", type=int, help="pixels (default: the model's own)")
+    add("--width", type=int, help="pixels (default: the model's own)")
+    add(
+        "--model",
+        default=EMBEDDED_MODEL,
+        metavar="FOLDER",
+        help=f"a model folder, or {EMBEDDED_MODEL!r} for the embedded model (default)",
+    )
+    add(
+        "--kv-cache-attention-bias",
+        type=float,
+        default=1.0,
+        metavar="BIAS",
+        help="0 < BIAS <= 1; below 1, the past weighs less (default 1.0)",
+    )
+    add("--threads", type=int, default=1, help="CPU threads of every rank (default 1)")
+    add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")
+    add("--out", type=Path, default=Path("out/stream.mp4"), help="a .mp4 or .webm file")
+    add("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
+    add("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+class _Collect(argparse.Action):
+    """Repeated flags become a tuple, empty where there is none."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: object) -> None:
+        super().__init__(option_strings, dest, **(options | {"default": ()}))  # type: ignore[arg-type]
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, (*vars(namespace)[self.dest], values))
+
+
+def _time(text: str) -> Fraction:
+    if not re.fullmatch(r"\d+(\.\d+)?s?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write seconds, such as 6s or 2.5s")
+    seconds = Fraction(text.removesuffix("s"))
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0; write such as 6s or 2.5s")
+    return seconds
+
+
+def _timed_prompt(text: str) -> TimedPrompt:
+    time, colon, prompt = text.partition(":")
+    if not colon or not prompt.strip():
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not TIME:PROMPT; write such as 6s:"a green square"'
+        )
+    return TimedPrompt(_time(time), prompt)
+
+
+def _plan(text: str) -> PlanId:
+    if text not in PLANS:
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown; choose one of {', '.join(PLANS)}")
+    return PlanId(text)

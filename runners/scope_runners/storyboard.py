@@ -1,0 +1,53 @@
+"""A stream in two dozen labelled pictures, whatever its length: every change and an even spread."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scope_rt.control.controller import Chunk
+from scope_rt.streaming.contact_sheet import write_contact_sheet
+from scope_runners.job import Timeline
+
+_SPREAD = 24
+_MOST_CHANGES = 24
+
+
+class Storyboard:
+    """Keeps the middle frame of the chunks that tell the story."""
+
+    def __init__(self, timeline: Timeline, *, fps: int) -> None:
+        last = timeline.num_chunks - 1
+        spread = {round(last * step / (_SPREAD - 1)) for step in range(_SPREAD)}
+        changes = [event.chunk_index for event in timeline.events][:_MOST_CHANGES]
+        self._kept = spread.union(changes)
+        self._fps = fps
+        self._num_frames = 0
+        self._num_prompts = 0
+        self._previous: tuple[int, str] | None = None
+        self._frames: list[NDArray[np.uint8]] = []
+        self._labels: list[str] = []
+
+    def add(self, chunk: Chunk) -> None:
+        """See the next chunk."""
+        label = self._label(chunk)
+        if chunk.chunk_index in self._kept:
+            self._frames.append(chunk.frames[len(chunk.frames) // 2])
+            self._labels.append(label)
+        self._num_frames += len(chunk.frames)
+        self._previous = (chunk.cache_epoch, chunk.prompt)
+
+    def write(self, path: Path) -> None:
+        """Draw the contact sheet, whole or not at all."""
+        write_contact_sheet(self._frames, self._labels, path)
+
+    def _label(self, chunk: Chunk) -> str:
+        epoch, prompt = self._previous or (chunk.cache_epoch, None)
+        words = [f"{(self._num_frames + len(chunk.frames) // 2) / self._fps:.1f}s"]
+        words.append(f"e{chunk.cache_epoch}")
+        if chunk.cache_epoch != epoch:
+            words.append("cut")
+        if chunk.prompt != prompt:
+            self._num_prompts += 1
+            words.append(f"prompt {self._num_prompts}")
+        return " ".join(words)

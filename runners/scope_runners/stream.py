@@ -1,0 +1,218 @@
+"""`scope-rt stream`: one request, one video; rank0 alone speaks, and what is left is whole files.
+
+`python -m scope_runners.stream` under torchrun is one rank of the same job; started by itself it
+launches the ranks it needs.
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Self
+
+import torch
+
+from scope_contracts.errors import ScopeError
+from scope_rt.config import RuntimeConfig
+from scope_rt.control.controller import Chunk
+from scope_rt.session import StreamSession
+from scope_rt.streaming.trace import NullTrace, Span, Trace, TraceRecorder, write_chrome_trace
+from scope_rt.streaming.video_writer import RecordingError, VideoWriter
+from scope_runners.job import (
+    OutputFiles,
+    StreamJob,
+    available_cores,
+    check_machine,
+    check_outputs,
+    prepare,
+)
+from scope_runners.launcher import is_rank, launch
+from scope_runners.main import guarded
+from scope_runners.progress import progress_bar
+from scope_runners.request import StreamRequest, parse_stream_request
+from scope_runners.storyboard import Storyboard
+from scope_runners.summary import ChunkRecord, Ending, Moments, StreamSummary, summarise, table
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job of `argv` and return the exit code; a mesh rank's errors carry its number."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+
+    def run() -> int:
+        return run_here_or_launch(parse_stream_request(arguments), arguments)
+
+    rank = RuntimeConfig.from_environment().rank
+    return guarded(run, speaker=f"rank {rank}" if rank else "scope-rt")
+
+
+def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
+    """Run this process's part of `request`, or start the processes it needs with `argv`."""
+    started_s = time.perf_counter()
+    job = prepare(request)
+    if is_rank() or job.topology.world_size == 1:
+        torch.set_num_threads(request.threads)
+        config = RuntimeConfig.from_environment()
+        job.topology.check_world_size(config.world_size)
+        return _control(job, config, started_s) if config.rank == 0 else _serve(job, config)
+    check_machine(job, num_cores=available_cores(), num_gpus=torch.cuda.device_count())
+    check_outputs(job)
+    ranks = job.topology.world_size
+    return launch("scope_runners.stream", argv, num_ranks=ranks, threads=request.threads)
+
+
+class StopRequest:
+    """The first SIGINT or SIGTERM asks for an end after this chunk, the second interrupts it."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    def __enter__(self) -> Self:
+        self._handlers = {
+            signum: signal.signal(signum, self._take) for signum in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum is not None:
+            raise KeyboardInterrupt
+        self.signum = signum
+
+
+@dataclass(slots=True, kw_only=True)
+class _Recorder:
+    """What rank0 keeps of the chunks it has shown."""
+
+    storyboard: Storyboard
+    chunks: list[ChunkRecord] = field(default_factory=list)
+    first_frame_s: float = 0.0
+
+    def add(self, chunk: Chunk) -> None:
+        if not self.chunks:
+            self.first_frame_s = time.perf_counter()
+        self.storyboard.add(chunk)
+        self.chunks.append(ChunkRecord.of(chunk))
+
+
+def _serve(job: StreamJob, config: RuntimeConfig) -> int:
+    """A mesh rank: generate for rank0 until it ends the stream, also when a person ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with _session(job, config) as session:
+        for _ in session.stream(job.request.prompt):
+            raise AssertionError("a mesh rank shows no chunk")
+    return 0
+
+
+def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
+    """Rank0: make the video; a stream that is cut short leaves a shorter one."""
+    files = check_outputs(job)
+    for flag in job.timeline.ignored:
+        print(f"scope-rt: {flag} is after the end and does nothing", file=sys.stderr)
+    session = _session(job, config)
+    ready_s = time.perf_counter()
+    recorder = _Recorder(storyboard=Storyboard(job.timeline, fps=job.recipe.fps))
+    failure: ScopeError | None = None
+    spans: tuple[Span, ...] = ()
+    writer = VideoWriter(files.video, width=job.width, height=job.height, fps=job.recipe.fps)
+    with StopRequest() as stop, writer:
+        try:
+            with ExitStack() as on_failure:
+                on_failure.push(session)
+                _record(job, session, writer, recorder, stop)
+                on_failure.pop_all()
+            spans = session.close()
+        except RecordingError:
+            raise
+        except ScopeError as error:
+            failure = error
+    if failure is not None and not recorder.chunks:
+        raise failure
+    complete = len(recorder.chunks) == job.timeline.num_chunks
+    cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
+    summary = summarise(
+        job,
+        [chunk.encoded(ms) for chunk, ms in zip(recorder.chunks, writer.encode_ms, strict=True)],
+        ending=Ending.FAILED if failure is not None else cut_short,
+        moments=Moments(
+            started_s=started_s,
+            ready_s=ready_s,
+            first_frame_s=recorder.first_frame_s,
+            written_s=time.perf_counter(),
+        ),
+        cache_bytes=session.cache_bytes,
+        blocked_s=writer.blocked_s,
+        files=files,
+    )
+    _publish(summary, files, recorder.storyboard, spans)
+    _report(summary, as_json=job.request.json)
+    if failure is not None:
+        raise failure
+    return 0 if complete or stop.signum is None else 128 + stop.signum
+
+
+def _session(job: StreamJob, config: RuntimeConfig) -> StreamSession:
+    request = job.request
+    trace: Trace = NullTrace() if request.trace is None else TraceRecorder(config.rank)
+    return StreamSession(
+        request.model,
+        plan=request.plan,
+        tp=request.tp_degree,
+        seed=request.seed,
+        height=job.height,
+        width=job.width,
+        kv_cache_attention_bias=request.kv_cache_attention_bias,
+        trace=trace,
+        config=config,
+    )
+
+
+def _record(
+    job: StreamJob,
+    session: StreamSession,
+    writer: VideoWriter,
+    recorder: _Recorder,
+    stop: StopRequest,
+) -> None:
+    """Show, keep and write every chunk, until the end or the first one after a stop request."""
+    timeline = job.timeline
+    chunks = session.stream(
+        job.request.prompt, num_chunks=timeline.num_chunks, schedule=timeline.events
+    )
+    num_frames = timeline.num_chunks * timeline.frames_per_chunk
+    with progress_bar(num_frames, enabled=not job.request.json) as show:
+        for chunk in chunks:
+            recorder.add(chunk)
+            writer.write(chunk.frames)
+            show(chunk)
+            if stop.signum is not None:
+                return
+
+
+def _publish(
+    summary: StreamSummary, files: OutputFiles, storyboard: Storyboard, spans: tuple[Span, ...]
+) -> None:
+    """Everything beside the video, which its writer has published."""
+    storyboard.write(files.contact_sheet)
+    if files.trace is not None:
+        write_chrome_trace(files.trace, spans)
+    summary.write(files.summary)
+
+
+def _report(summary: StreamSummary, *, as_json: bool) -> None:
+    if as_json:
+        print(summary.to_json(), flush=True)
+    elif summary.ending is Ending.COMPLETE:
+        print(table(summary), flush=True)
+    if summary.ending is not Ending.COMPLETE:
+        kept = f"{summary.totals.video_s:.2f} s are in {summary.files['video']}"
+        print(f"scope-rt: {summary.ending}; the first {kept}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,243 @@
+"""What a stream was and what it cost, complete enough for anyone to compare two runs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from scope_rt import __version__
+from scope_rt.control.controller import Chunk
+from scope_rt.session import ScheduledEvent
+from scope_rt.streaming import output_file
+from scope_rt.streaming.timings import StageSummary, StageTimings
+from scope_runners.job import OutputFiles, StreamJob
+
+GENERATE, ENCODE = "generate", "encode"
+STAGES = ("plan", GENERATE, "wait", "decode", ENCODE, "digest")
+_MEBIBYTE = 2**20
+
+
+class Ending(StrEnum):
+    """Why a stream ended."""
+
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRecord:
+    """One emitted chunk: `frames` counts them, `stage_ms` is what each stage took."""
+
+    chunk_index: int
+    cache_epoch: int
+    prompt: str
+    latents_sha256: str
+    frames: int
+    generator_calls: int
+    stage_ms: Mapping[str, float]
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> "ChunkRecord":
+        return cls(
+            chunk_index=chunk.chunk_index,
+            cache_epoch=chunk.cache_epoch,
+            prompt=chunk.prompt,
+            latents_sha256=chunk.latents_sha256,
+            frames=len(chunk.frames),
+            generator_calls=chunk.generator_calls,
+            stage_ms=chunk.stage_ms,
+        )
+
+    def encoded(self, encode_ms: float) -> "ChunkRecord":
+        """The same chunk, with what writing it took."""
+        stage_ms = {**self.stage_ms, ENCODE: encode_ms}
+        return replace(self, stage_ms={stage: stage_ms[stage] for stage in STAGES})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """When rank0 reached what, in seconds of one monotonic clock."""
+
+    started_s: float
+    """After imports."""
+    ready_s: float
+    """The session was ready: model loaded, ranks met."""
+    first_frame_s: float
+    written_s: float
+    """The last frame was encoded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstFrame:
+    """Seconds to the first frame."""
+
+    since_start_s: float
+    since_ready_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Frames per second; `realtime_ratio` is end to end over the stream's own rate."""
+
+    denoise: float
+    end_to_end: float
+    realtime_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFill:
+    """The ring at the end, in latent frames, and the bytes a generator rank holds for it."""
+
+    visible_frames: int
+    capacity_frames: int
+    bytes_per_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Counts over the stream."""
+
+    chunks: int
+    frames: int
+    video_s: float
+    epochs: int
+    generator_calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSummary:
+    """One stream; the field names are the keys of its JSON."""
+
+    version: str
+    ending: Ending
+    plan: str
+    tp: int
+    ranks: int
+    threads: int
+    seed: int
+    model: str
+    height: int
+    width: int
+    fps: int
+    kv_cache_attention_bias: float
+    prompt: str
+    events: Sequence[ScheduledEvent]
+    ignored_events: Sequence[str]
+    totals: Totals
+    first_frame: FirstFrame
+    frames_per_s: Speed
+    writer_blocked_s: float
+    stages: Mapping[str, StageSummary]
+    cache: CacheFill
+    files: Mapping[str, str]
+    chunks: Sequence[ChunkRecord]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    def write(self, path: Path) -> None:
+        """Write the JSON to `path`, whole or not at all."""
+        with output_file.replacing(path, suffixes=(".json",)) as partial:
+            partial.write_text(self.to_json() + "\n")
+
+
+def summarise(
+    job: StreamJob,
+    chunks: Sequence[ChunkRecord],
+    *,
+    ending: Ending,
+    moments: Moments,
+    cache_bytes: int,
+    blocked_s: float,
+    files: OutputFiles,
+) -> StreamSummary:
+    """The summary of a stream of at least one chunk."""
+    request, fps = job.request, job.recipe.fps
+    timings = StageTimings()
+    for chunk in chunks:
+        for stage, elapsed_ms in chunk.stage_ms.items():
+            timings.add(stage, elapsed_ms)
+    stages = timings.summary()
+    num_frames = sum(chunk.frames for chunk in chunks)
+    end_to_end = num_frames / (moments.written_s - moments.ready_s)
+    paths = {"video": files.video, "contact_sheet": files.contact_sheet, "summary": files.summary}
+    if files.trace is not None:
+        paths["trace"] = files.trace
+    return StreamSummary(
+        version=__version__,
+        ending=ending,
+        plan=request.plan,
+        tp=job.topology.tp_degree,
+        ranks=job.topology.world_size,
+        threads=request.threads,
+        seed=request.seed,
+        model=request.model,
+        height=job.height,
+        width=job.width,
+        fps=fps,
+        kv_cache_attention_bias=request.kv_cache_attention_bias,
+        prompt=request.prompt,
+        events=job.timeline.events,
+        ignored_events=job.timeline.ignored,
+        totals=Totals(
+            chunks=len(chunks),
+            frames=num_frames,
+            video_s=num_frames / fps,
+            epochs=len({chunk.cache_epoch for chunk in chunks}),
+            generator_calls=sum(chunk.generator_calls for chunk in chunks),
+        ),
+        first_frame=FirstFrame(
+            since_start_s=moments.first_frame_s - moments.started_s,
+            since_ready_s=moments.first_frame_s - moments.ready_s,
+        ),
+        frames_per_s=Speed(
+            denoise=num_frames / stages[GENERATE].total_ms * 1e3,
+            end_to_end=end_to_end,
+            realtime_ratio=end_to_end / fps,
+        ),
+        writer_blocked_s=blocked_s,
+        stages=stages,
+        cache=_cache_fill(job, chunks, cache_bytes),
+        files={kind: str(path) for kind, path in paths.items()},
+        chunks=chunks,
+    )
+
+
+def table(summary: StreamSummary) -> str:
+    """The summary for a person at a terminal."""
+    totals, speed, cache = summary.totals, summary.frames_per_s, summary.cache
+    first, fps = summary.first_frame, summary.fps
+    rows = {
+        "stream": f"{summary.plan}, tp {summary.tp}, seed {summary.seed}, model {summary.model}, "
+        f"{summary.width}x{summary.height} at {fps} frames/s",
+        "made": f"{totals.chunks} chunks, {totals.frames} frames, {totals.video_s:.1f} s of video, "
+        f"{totals.epochs} epochs ({summary.ending})",
+        "first frame": f"{first.since_start_s:.2f} s after the start, "
+        f"{first.since_ready_s:.2f} s after the session was ready",
+        "frames/s": f"{speed.denoise:.1f} denoise only, {speed.end_to_end:.1f} end to end: "
+        f"{speed.realtime_ratio:.2f}x the stream's own {fps}",
+        "cache": f"{cache.visible_frames} of {cache.capacity_frames} latent frames visible, "
+        f"{cache.bytes_per_rank / _MEBIBYTE:.1f} MiB a generator rank",
+        "video writer": f"generation waited {summary.writer_blocked_s:.2f} s for it",
+    }
+    lines = [f"{name:<13} {text}" for name, text in rows.items()]
+    lines.append(f"{'stage':<13} {'p50 ms':>9} {'p95 ms':>9} {'total s':>9}")
+    lines += [
+        f"  {stage:<11} {times.p50_ms:>9.2f} {times.p95_ms:>9.2f} {times.total_ms / 1e3:>9.2f}"
+        for stage, times in summary.stages.items()
+    ]
+    lines += [f"{kind.replace('_', ' '):<13} {path}" for kind, path in summary.files.items()]
+    return "\n".join(lines)
+
+
+def _cache_fill(job: StreamJob, chunks: Sequence[ChunkRecord], cache_bytes: int) -> CacheFill:
+    recipe, last_epoch = job.recipe, chunks[-1].cache_epoch
+    num_in_epoch = sum(chunk.cache_epoch == last_epoch for chunk in chunks)
+    capacity = recipe.sink_frames + recipe.window_frames
+    return CacheFill(
+        visible_frames=min(capacity, num_in_epoch * recipe.frames_per_block),
+        capacity_frames=capacity,
+        bytes_per_rank=cache_bytes,
+    )

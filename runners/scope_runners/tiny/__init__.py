@@ -1,0 +1,1 @@
+"""The embedded model's world, training and measurement; nothing at run time needs it."""

@@ -1,0 +1,1 @@
+"""Attention backends: one dense reference, one small file per backend."""

@@ -1,0 +1,67 @@
+"""The role of every rank follows from the plan, the TP degree and nothing else."""
+
+from dataclasses import dataclass
+
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import UserInputError
+
+PIPELINED = frozenset({PlanId.PP0, PlanId.PP1})
+RUNNABLE = (PlanId.SINGLE, PlanId.TP_V1_1, PlanId.PP0, PlanId.PP1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """A control rank (rank0) and a tensor-parallel group of generator ranks.
+
+    In `single` and `tp_v1_1` rank0 is also the first generator rank; in `pp0` and `pp1` it plans,
+    encodes text and decodes, and rank 1 leads the generator group.
+    """
+
+    plan_id: PlanId
+    tp_degree: int
+
+    def __post_init__(self) -> None:
+        if self.plan_id not in RUNNABLE:
+            choices = ", ".join(RUNNABLE)
+            raise UserInputError(f"plan {self.plan_id} does not run yet; choose one of {choices}")
+        if self.tp_degree < 1:
+            raise UserInputError(f"--tp is {self.tp_degree}; give at least 1")
+        if self.plan_id is PlanId.SINGLE and self.tp_degree != 1:
+            raise UserInputError(
+                f"--plan single runs in one process; use --tp 1 or --plan tp_v1_1, "
+                f"not --tp {self.tp_degree}"
+            )
+        if self.plan_id is PlanId.TP_V1_1 and self.tp_degree < 2:
+            raise UserInputError("--plan tp_v1_1 shares the heads; give --tp 2 or more")
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether rank0 is apart from the generator group."""
+        return self.plan_id in PIPELINED
+
+    @property
+    def world_size(self) -> int:
+        return self.tp_degree + self.pipelined
+
+    @property
+    def generator_ranks(self) -> tuple[int, ...]:
+        """World ranks of the generator group, its leader first."""
+        return tuple(range(int(self.pipelined), self.world_size))
+
+    @property
+    def leader(self) -> int:
+        return self.generator_ranks[0]
+
+    @property
+    def max_in_flight(self) -> int:
+        """Chunks planned but not finished: 2 lets decode of one overlap generation of the next."""
+        return 2 if self.plan_id is PlanId.PP1 else 1
+
+    def check_world_size(self, world_size: int) -> None:
+        """Raises UserInputError when the launcher started another number of processes."""
+        if world_size != self.world_size:
+            raise UserInputError(
+                f"plan {self.plan_id} with --tp {self.tp_degree} needs {self.world_size} "
+                f"processes, got {world_size}; start it with torchrun --nproc-per-node "
+                f"{self.world_size}, or let `scope-rt stream` start the ranks"
+            )

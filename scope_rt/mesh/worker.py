@@ -1,0 +1,143 @@
+"""A generator rank: every envelope is checked in full before the model is entered.
+
+The same `Worker` runs inside rank0 (`single`, `tp_v1_1`) and on mesh ranks. A rank that raises
+dies loudly; nothing here catches an error around a collective.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from scope_contracts.envelope import LATENTS_OUT, MessageKind, PPEnvelope, PPResult
+from scope_contracts.geometry import ChunkGeometry
+from scope_contracts.lifecycle import Lifecycle
+from scope_contracts.preflight import preflight
+from scope_rt.mesh.link import GroupLink, PeerLink
+from scope_rt.models.generator import CallBudget, ChunkGenerator
+from scope_rt.streaming.trace import Trace
+from scope_rt.tensors import specs_of
+
+Tensors = Mapping[str, Tensor]
+Answer = tuple[PPResult, dict[str, Tensor]]
+
+
+class Worker:
+    """Runs envelopes on this rank's generator, under the lifecycle and a call budget."""
+
+    def __init__(
+        self,
+        *,
+        generator: ChunkGenerator,
+        geometry: ChunkGeometry,
+        lifecycle: Lifecycle,
+        trace: Trace,
+    ) -> None:
+        self._generator, self._geometry, self._trace = generator, geometry, trace
+        self._lifecycle = lifecycle
+
+    def check(self, envelope: PPEnvelope, tensors: Tensors) -> None:
+        """Everything that can be refused before other ranks are involved."""
+        preflight(envelope, {spec.name: spec for spec in specs_of(tensors)}, self._geometry)
+        self._lifecycle.enter(envelope)
+
+    def execute(self, envelope: PPEnvelope, tensors: Tensors) -> Answer:
+        """Generate one chunk.
+
+        Raises:
+            ContractError, LifecycleError: the envelope may not run here and now.
+            LinkError: a rank of the group was lost on the way.
+        """
+        self.check(envelope, tensors)
+        self._lifecycle = self._lifecycle.enter(envelope)
+        budget = CallBudget(envelope.chunk_index, envelope.expected_generator_calls)
+        start_ns = time.perf_counter_ns()
+        with self._trace.span(f"generate {envelope.chunk_index}", track="generate"):
+            latents = self._generator.generate(envelope, tensors, budget)
+        self._lifecycle = self._lifecycle.commit(budget.observed)
+        out = {LATENTS_OUT: latents.cpu()}
+        elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        result = PPResult(
+            call_id=envelope.call_id,
+            chunk_index=envelope.chunk_index,
+            cache_epoch=envelope.cache_epoch,
+            observed_generator_calls=budget.observed,
+            tensors=specs_of(out),
+            stage_ms=(("generate", elapsed_ms),),
+        )
+        return result, out
+
+    def stop(self, envelope: PPEnvelope) -> None:
+        """Accept a shutdown; what comes after it is refused."""
+        self._lifecycle = self._lifecycle.enter(envelope)
+
+
+class LocalMesh:
+    """The port of `single` and `tp_v1_1`: rank0's own worker, in lockstep with its group."""
+
+    def __init__(self, worker: Worker, group: GroupLink | None) -> None:
+        self._worker, self._group = worker, group
+        self._answers: deque[Answer] = deque()
+
+    def submit(self, envelope: PPEnvelope, tensors: Tensors) -> None:
+        if self._group is not None:
+            self._group.send(envelope, tensors)
+        self._answers.append(self._worker.execute(envelope, tensors))
+
+    def collect(self) -> Answer:
+        return self._answers.popleft()
+
+    def shutdown(self, envelope: PPEnvelope) -> None:
+        if self._group is not None:
+            self._group.send(envelope, {})
+        self._worker.stop(envelope)
+
+
+class RemoteMesh:
+    """The port of `pp0` and `pp1`: a generator group behind its leader."""
+
+    def __init__(self, link: PeerLink) -> None:
+        self._link = link
+
+    def submit(self, envelope: PPEnvelope, tensors: Tensors) -> None:
+        self._link.send(envelope, tensors)
+
+    def collect(self) -> Answer:
+        return self._link.receive_result()
+
+    def shutdown(self, envelope: PPEnvelope) -> None:
+        self._link.send(envelope, {})
+        self._link.flush()
+
+
+def serve_leader(worker: Worker, link: PeerLink, group: GroupLink | None) -> None:
+    """Lead a generator group until rank0 shuts it down: check, pass on, run, answer."""
+
+    def receive() -> tuple[PPEnvelope, dict[str, Tensor]]:
+        envelope, tensors = link.receive_envelope()
+        worker.check(envelope, tensors)
+        if group is not None:
+            group.send(envelope, tensors)
+        return envelope, tensors
+
+    _serve(worker, receive, link.send)
+    link.flush()
+
+
+def serve_follower(worker: Worker, group: GroupLink) -> None:
+    """Follow the leader of a generator group until it shuts down."""
+    _serve(worker, group.receive, lambda result, tensors: None)
+
+
+def _serve(
+    worker: Worker,
+    receive: Callable[[], tuple[PPEnvelope, dict[str, Tensor]]],
+    answer: Callable[[PPResult, Tensors], None],
+) -> None:
+    while True:
+        envelope, tensors = receive()
+        if envelope.kind is MessageKind.SHUTDOWN:
+            worker.stop(envelope)
+            return
+        answer(*worker.execute(envelope, tensors))

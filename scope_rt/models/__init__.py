@@ -1,0 +1,1 @@
+"""Causal video diffusion transformers, their recipes, and how checkpoints become them."""

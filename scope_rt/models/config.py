@@ -1,0 +1,66 @@
+"""The sizes of a Wan-architecture transformer, named as in diffusers' `config.json`."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self
+
+from scope_contracts.errors import UserInputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausalWanConfig:
+    """Sizes of a causal Wan DiT; the patch is (1, 2, 2), q and k are normalised over all heads."""
+
+    num_attention_heads: int
+    attention_head_dim: int
+    in_channels: int
+    out_channels: int
+    text_dim: int
+    freq_dim: int
+    ffn_dim: int
+    num_layers: int
+    eps: float = 1e-6
+
+    @property
+    def dim(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self:
+        """Read `folder/config.json`, as diffusers writes it.
+
+        Raises:
+            UserInputError: the file is missing, is not JSON, lacks a size, or asks for a variant
+                of Wan (image conditioning, another patch or norm) that this class does not compute.
+        """
+        path = folder / "config.json"
+        try:
+            raw = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserInputError(f"cannot read {path}: {error}; point to a model folder") from error
+        required = {
+            "patch_size": [1, 2, 2],
+            "cross_attn_norm": True,
+            "qk_norm": "rms_norm_across_heads",
+            "image_dim": None,
+            "added_kv_proj_dim": None,
+        }
+        for name, want in required.items():
+            if raw.get(name, want) != want:
+                raise UserInputError(f"{path}: {name} is {raw[name]!r}, supported is {want!r}")
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in raw and name != "eps"]
+        if missing:
+            raise UserInputError(f"{path} lacks {', '.join(missing)}; is this a Wan transformer?")
+        return cls(**{name: raw[name] for name in names if name in raw})
+
+    def to_json(self) -> str:
+        """The `config.json` that diffusers' `WanTransformer3DModel` reads as the same model."""
+        raw = {
+            "_class_name": "WanTransformer3DModel",
+            "patch_size": [1, 2, 2],
+            "cross_attn_norm": True,
+            "qk_norm": "rms_norm_across_heads",
+        } | {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(raw, indent=2, sort_keys=True) + "\n"

@@ -1,0 +1,50 @@
+"""Weights in the original Wan naming load as the same model under diffusers' names."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "generator.", "model.")
+"""Wrappers that trainers and servers put in front of every name."""
+
+RENAMES = (
+    ("text_embedding.0.", "condition_embedder.text_embedder.linear_1."),
+    ("text_embedding.2.", "condition_embedder.text_embedder.linear_2."),
+    ("time_embedding.0.", "condition_embedder.time_embedder.linear_1."),
+    ("time_embedding.2.", "condition_embedder.time_embedder.linear_2."),
+    ("time_projection.1.", "condition_embedder.time_proj."),
+    ("head.modulation", "scale_shift_table"),
+    ("head.head.", "proj_out."),
+    (".modulation", ".scale_shift_table"),
+    (".self_attn.", ".attn1."),
+    (".cross_attn.", ".attn2."),
+    (".q.", ".to_q."),
+    (".k.", ".to_k."),
+    (".v.", ".to_v."),
+    (".o.", ".to_out.0."),
+    (".norm3.", ".norm2."),
+    (".ffn.0.", ".ffn.net.0.proj."),
+    (".ffn.2.", ".ffn.net.2."),
+)
+"""Original part of a name -> diffusers' part, applied in order."""
+
+
+def is_original(weights: Mapping[str, Tensor]) -> bool:
+    """Whether `weights` carry the names of Wan's own repository."""
+    return any(".self_attn." in name for name in weights)
+
+
+def diffusers_name(name: str) -> str:
+    """The diffusers name of one original parameter."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    for original, renamed in RENAMES:
+        name = name.replace(original, renamed)
+    return name
+
+
+def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All weights under diffusers' names; names already converted stay as they are."""
+    if not is_original(weights):
+        return dict(weights)
+    return {diffusers_name(name): weight for name, weight in weights.items()}

@@ -1,0 +1,72 @@
+"""A checkpoint family is a value: how a model is sampled and how its cache is kept up."""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from scope_contracts.errors import UserInputError
+from scope_rt.models.schedule import FlowSchedule
+
+RECIPE_NAME = "recipe.json"
+
+
+class CacheUpkeep(StrEnum):
+    """How K/V of finished chunks are made clean."""
+
+    CLEAN_PASS = "clean_pass"
+    """After the steps, one call at t=0 rewrites the window (Self-Forcing, LongLive)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a runtime must know about a model beside its weights. Frames are latent frames."""
+
+    denoising_steps: tuple[float, ...]
+    """Nominal steps (1000, 750, ...); `timesteps` warps them through the schedule."""
+    shift: float
+    frames_per_block: int
+    window_frames: int
+    sink_frames: int
+    fps: int
+    default_height: int
+    default_width: int
+    cache_upkeep: CacheUpkeep = CacheUpkeep.CLEAN_PASS
+
+    @property
+    def schedule(self) -> FlowSchedule:
+        return FlowSchedule(shift=self.shift)
+
+    @property
+    def timesteps(self) -> tuple[float, ...]:
+        """The steps as the model is fed them, 0..1000."""
+        return self.schedule.warp(self.denoising_steps)
+
+    @property
+    def clean_pass(self) -> bool:
+        return self.cache_upkeep is CacheUpkeep.CLEAN_PASS
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self:
+        """Read `folder/recipe.json`.
+
+        Raises:
+            UserInputError: missing or unreadable file, unknown or missing entries.
+        """
+        path = folder / RECIPE_NAME
+        try:
+            raw = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UserInputError(f"cannot read {path}: {error}; point to a model folder") from error
+        names = {field.name for field in fields(cls)}
+        if set(raw) != names:
+            wrong = ", ".join(sorted(set(raw) ^ names))
+            raise UserInputError(f"{path}: these entries are unknown or missing: {wrong}")
+        raw["denoising_steps"] = tuple(raw["denoising_steps"])
+        raw["cache_upkeep"] = CacheUpkeep(raw["cache_upkeep"])
+        return cls(**raw)
+
+    def save(self, folder: Path) -> None:
+        text = json.dumps(asdict(self), indent=2, sort_keys=True)
+        (folder / RECIPE_NAME).write_text(text + "\n")

@@ -1,0 +1,56 @@
+"""Which slice of every weight a rank holds: the tensor-parallel layout, in one table."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from scope_contracts.errors import UserInputError
+from scope_rt.collectives import Collectives
+from scope_rt.models.config import CausalWanConfig
+
+SHARD_AXIS = {
+    "to_q.weight": 0,
+    "to_q.bias": 0,
+    "to_k.weight": 0,
+    "to_k.bias": 0,
+    "to_v.weight": 0,
+    "to_v.bias": 0,
+    "norm_q.weight": 0,
+    "norm_k.weight": 0,
+    "to_out.0.weight": 1,
+    "ffn.net.0.proj.weight": 0,
+    "ffn.net.0.proj.bias": 0,
+    "ffn.net.2.weight": 1,
+}
+"""Axis that is cut, by the end of the parameter's name; all other parameters are whole."""
+
+
+def check_degree(config: CausalWanConfig, tp_degree: int) -> None:
+    """Refuse a TP degree that cuts through a head or leaves a remainder.
+
+    Raises:
+        UserInputError: naming the degrees that work.
+    """
+    fits = [
+        degree
+        for degree in range(1, config.num_attention_heads + 1)
+        if config.num_attention_heads % degree == 0 and config.ffn_dim % degree == 0
+    ]
+    if tp_degree not in fits:
+        choices = ", ".join(map(str, fits))
+        raise UserInputError(
+            f"--tp {tp_degree} does not divide the model's {config.num_attention_heads} heads; "
+            f"choose one of {choices}"
+        )
+
+
+def shard(weights: Mapping[str, Tensor], group: Collectives) -> dict[str, Tensor]:
+    """This rank's slices of whole `weights`."""
+    return {name: _slice(name, weight, group) for name, weight in weights.items()}
+
+
+def _slice(name: str, weight: Tensor, group: Collectives) -> Tensor:
+    for ending, axis in SHARD_AXIS.items():
+        if name.endswith(ending):
+            return weight.chunk(group.size, dim=axis)[group.rank].contiguous()
+    return weight

@@ -1,0 +1,1 @@
+"""Where frames and figures leave the runtime: video files, contact sheets, traces, timings."""

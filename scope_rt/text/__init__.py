@@ -1,0 +1,1 @@
+"""Text encoders: prompts in, conditioning embeddings out."""

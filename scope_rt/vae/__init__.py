@@ -1,0 +1,1 @@
+"""Video codecs: frames to latents and back, one chunk at a time."""

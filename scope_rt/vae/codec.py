@@ -1,0 +1,58 @@
+"""What the runtime asks of a video codec; a stream's state lives in the streaming objects only.
+
+Chunked use equals whole use: feeding a video in pieces gives the same bits as feeding it at once.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class StreamingDecoder(Protocol):
+    """Latents to pictures, with whatever memory the codec needs."""
+
+    def decode(self, latents_BFCHW: Tensor) -> Tensor:
+        """The next frames, uint8 `[B, T, H, W, 3]`."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the past: the next latent is the first of an epoch."""
+        ...
+
+
+class StreamingEncoder(Protocol):
+    """Pictures to latents, with whatever memory the codec needs."""
+
+    def encode(self, frames_BTHWC: Tensor) -> Tensor:
+        """The next latents `[B, F, C, H/8, W/8]` of uint8 frames."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the past: the next frame is the first of an epoch."""
+        ...
+
+
+class VideoCodec(Protocol):
+    """A video autoencoder that works in a stream."""
+
+    @property
+    def latent_channels(self) -> int: ...
+
+    @property
+    def spatial_stride(self) -> int:
+        """Pixels per latent cell, each way."""
+        ...
+
+    @property
+    def temporal_stride(self) -> int:
+        """Frames per latent frame, after the first of an epoch."""
+        ...
+
+    @property
+    def first_latent_frames(self) -> int:
+        """Frames of an epoch's first latent frame: 1 for Wan, 4 for the embedded codec."""
+        ...
+
+    def streaming_decoder(self) -> StreamingDecoder: ...
+
+    def streaming_encoder(self) -> StreamingEncoder: ...

@@ -1,0 +1,92 @@
+"""One legal chunk of every kind; a test changes the one thing that it is about."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from scope_contracts import (
+    CONDITIONING_EMBEDS,
+    CONTEXT_FRAMES_OVERRIDE,
+    LATENTS_IN,
+    ChunkGeometry,
+    DType,
+    MessageKind,
+    PlanId,
+    PPEnvelope,
+    TensorSpec,
+)
+
+settings.register_profile("contracts", derandomize=True, deadline=None, max_examples=150)
+settings.load_profile("contracts")
+
+LATENTS = TensorSpec(LATENTS_IN, DType.FLOAT32, (1, 3, 16, 8, 12))
+CONDITIONING = TensorSpec(CONDITIONING_EMBEDS, DType.FLOAT32, (1, 6, 64))
+CONTEXT = TensorSpec(CONTEXT_FRAMES_OVERRIDE, DType.FLOAT32, (1, 5, 16, 8, 12))
+
+FIRST = PPEnvelope(
+    plan_id=PlanId.PP0,
+    call_id=0,
+    chunk_index=0,
+    cache_epoch=0,
+    kind=MessageKind.INFER,
+    init_cache=True,
+    reset_kv_cache=True,
+    reset_crossattn_cache=True,
+    current_start_frame=0,
+    do_kv_recompute=False,
+    clean_pass=True,
+    num_denoise_steps=4,
+    expected_generator_calls=5,
+    kv_cache_attention_bias=1.0,
+    denoising_step_list=(1000.0, 937.5, 833.25, 625.0),
+    height=64,
+    width=96,
+    base_seed=7,
+    tensors=(LATENTS, CONDITIONING),
+)
+STEADY = replace(
+    FIRST,
+    call_id=1,
+    chunk_index=1,
+    init_cache=False,
+    reset_kv_cache=False,
+    reset_crossattn_cache=False,
+    current_start_frame=3,
+    tensors=(LATENTS,),
+)
+RECOMPUTE = replace(
+    STEADY,
+    clean_pass=False,
+    do_kv_recompute=True,
+    kv_cache_attention_bias=0.3,
+    tensors=(LATENTS, CONDITIONING, CONTEXT),
+)
+CHUNKS = {"first": FIRST, "steady": STEADY, "recompute": RECOMPUTE}
+
+MakeEnvelope = Callable[..., PPEnvelope]
+
+
+@pytest.fixture(scope="session")
+def make_envelope() -> MakeEnvelope:
+    """`make_envelope("steady", height=32)`: a legal chunk of that kind, with fields replaced."""
+
+    def make(chunk: str = "first", **changes: Any) -> PPEnvelope:
+        return replace(CHUNKS[chunk], **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def geometry() -> ChunkGeometry:
+    """The geometry that the legal chunks were made for, at 64x96 pixels."""
+    return ChunkGeometry(
+        latent_channels=16,
+        frames_per_block=3,
+        text_len=6,
+        text_dim=64,
+        dtype=DType.FLOAT32,
+        context_frames=5,
+    )

@@ -1,0 +1,53 @@
+"""The package says what it exports and needs nothing heavy."""
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import scope_contracts
+from scope_contracts import PPEnvelope, PPResult, ScopeError, errors
+
+README = Path(__file__).parents[2] / "contracts" / "README.md"
+
+
+def test_all_lists_every_public_name_once() -> None:
+    public = {
+        name
+        for name, value in vars(scope_contracts).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert set(scope_contracts.__all__) == public
+    assert len(scope_contracts.__all__) == len(public)
+
+
+def test_every_error_is_exported_and_a_scope_error() -> None:
+    classes = {n: c for n, c in vars(errors).items() if isinstance(c, type)}
+    assert set(classes) <= set(scope_contracts.__all__)
+    assert all(issubclass(error, ScopeError) for error in classes.values())
+    assert all(error.__doc__ for error in classes.values())
+
+
+def test_an_error_with_a_runbook_ends_by_naming_it() -> None:
+    text = str(scope_contracts.CallCountError("chunk 7: generator call 6, budget 5"))
+    assert text == "chunk 7: generator call 6, budget 5; see runbooks/hang.md"
+    assert str(scope_contracts.UserInputError("no such prompt")) == "no such prompt"
+
+
+def test_importing_the_contracts_imports_no_tensor_library() -> None:
+    code = "import scope_contracts, sys; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("message", [PPEnvelope, PPResult])
+def test_the_readme_explains_every_field(message: type) -> None:
+    text = README.read_text()
+    section = text.split(f"## {message.__name__}\n")[1].split("\n## ")[0]
+    explained = {line.split("`")[1] for line in section.splitlines() if line.startswith("| `")}
+    assert explained == {field.name for field in fields(message)}

@@ -1,0 +1,81 @@
+"""Sizes follow from the specs alone."""
+
+from typing import Any
+
+import pytest
+
+from scope_contracts import (
+    CacheError,
+    ChunkGeometry,
+    DType,
+    FieldError,
+    KVCacheSpec,
+    TensorSpec,
+    UserInputError,
+)
+
+CACHE: dict[str, Any] = {
+    "num_layers": 2,
+    "num_heads": 4,
+    "head_dim": 8,
+    "frame_tokens": 10,
+    "sink_frames": 1,
+    "window_frames": 5,
+    "batch": 3,
+    "dtype": DType.FLOAT16,
+}
+
+
+def test_a_tensor_knows_its_bytes() -> None:
+    assert TensorSpec("x", DType.BFLOAT16, (2, 3, 4)).num_bytes == 48
+    assert TensorSpec("x", DType.INT64, ()).num_bytes == 8
+
+
+def test_a_dtype_may_be_given_by_name_and_only_by_a_known_one() -> None:
+    assert TensorSpec("x", "float32", ()).dtype is DType.FLOAT32  # type: ignore[arg-type]
+    with pytest.raises(FieldError, match=r"x\.dtype: got 'float8'"):
+        TensorSpec("x", "float8", ())  # type: ignore[arg-type]
+
+
+def test_every_dtype_has_a_size() -> None:
+    assert {dtype: dtype.num_bytes for dtype in DType} == {
+        "float64": 8,
+        "float32": 4,
+        "float16": 2,
+        "bfloat16": 2,
+        "int64": 8,
+        "int32": 4,
+        "uint8": 1,
+        "bool": 1,
+    }
+
+
+def test_the_geometry_gives_every_shape(geometry: ChunkGeometry) -> None:
+    assert geometry.latent_shape(64, 96) == (1, 3, 16, 8, 12)
+    assert geometry.context_shape(64, 96) == (1, 5, 16, 8, 12)
+    assert geometry.conditioning_shape == (1, 6, 64)
+    assert geometry.pixel_multiple == 16
+
+
+def test_a_cache_is_sized_without_allocating_it() -> None:
+    spec = KVCacheSpec(**CACHE)
+    assert spec.capacity_tokens == 60
+    assert spec.bytes_per_token == 2 * 2 * 4 * 8 * 2
+    assert spec.num_bytes(1) == 3 * 60 * 256
+    assert spec.num_bytes(4) * 4 == spec.num_bytes(1)
+
+
+@pytest.mark.parametrize("tp_degree", [0, -2, 3, 8])
+def test_heads_that_cannot_be_shared_evenly_are_the_users_to_change(tp_degree: int) -> None:
+    with pytest.raises(UserInputError, match="--tp"):
+        KVCacheSpec(**CACHE).num_bytes(tp_degree)
+
+
+@pytest.mark.parametrize("name", [name for name in CACHE if name != "dtype"])
+def test_a_cache_of_no_size_is_refused(name: str) -> None:
+    with pytest.raises(CacheError, match=name):
+        KVCacheSpec(**CACHE | {name: -1})
+
+
+def test_a_cache_may_have_no_sink() -> None:
+    assert KVCacheSpec(**CACHE | {"sink_frames": 0}).capacity_tokens == 50

@@ -1,0 +1,139 @@
+"""A stream is a pure function of seed, prompts and schedule, and it never grows."""
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from scope_contracts.errors import UserInputError
+from scope_rt.config import RuntimeConfig
+from scope_rt.control.controller import Chunk
+from scope_rt.session import ScheduledEvent, StreamSession
+from tests.tiny_folder import RECIPE, write_tiny_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def session(folder: Path) -> Iterator[StreamSession]:
+    with StreamSession(folder, seed=5, config=RuntimeConfig()) as opened:
+        yield opened
+
+
+def digests(chunks: Iterator[Chunk]) -> list[str]:
+    return [chunk.latents_sha256 for chunk in chunks]
+
+
+def test_chunks_carry_frames_epochs_and_calls(session: StreamSession) -> None:
+    events = [ScheduledEvent(chunk_index=2, prompt="blue square", hard_cut=True)]
+    chunks = list(session.stream("a red circle", num_chunks=4, schedule=events))
+    assert [c.chunk_index for c in chunks] == [0, 1, 2, 3]
+    assert [c.cache_epoch for c in chunks] == [0, 0, 1, 1]
+    assert [c.prompt for c in chunks] == ["a red circle"] * 2 + ["blue square"] * 2
+    assert {c.frames.shape for c in chunks} == {(12, 16, 32, 3)}
+    assert {c.generator_calls for c in chunks} == {3}
+
+
+def test_equal_seeds_give_equal_streams_and_others_do_not(folder: Path) -> None:
+    runs = []
+    for seed in (5, 5, 6):
+        with StreamSession(folder, seed=seed, config=RuntimeConfig()) as session:
+            runs.append(digests(session.stream("red circle", num_chunks=3)))
+    assert runs[0] == runs[1]
+    assert not set(runs[0]) & set(runs[2])
+
+
+def test_word_order_and_case_do_not_matter(folder: Path) -> None:
+    runs = []
+    for prompt in (
+        "a red circle and a blue square, fast, on navy",
+        "FAST Blue Square red circle navy",
+    ):
+        with StreamSession(folder, seed=5, config=RuntimeConfig()) as session:
+            runs.append(digests(session.stream(prompt, num_chunks=2)))
+    assert runs[0] == runs[1]
+
+
+def test_prompt_takes_effect_at_the_next_chunk_and_keeps_the_cache(session: StreamSession) -> None:
+    stream = session.stream("red circle")
+    first = next(stream)
+    session.prompt("green triangle")
+    second = next(stream)
+    assert (first.prompt, second.prompt) == ("red circle", "green triangle")
+    assert second.cache_epoch == first.cache_epoch
+
+
+def test_hard_cut_from_another_thread_starts_a_new_epoch(session: StreamSession) -> None:
+    stream = session.stream("red circle")
+    before = next(stream)
+    thread = threading.Thread(target=session.hard_cut)
+    thread.start()
+    thread.join(timeout=10)
+    after = next(stream)
+    assert after.cache_epoch == before.cache_epoch + 1
+
+
+def test_a_bad_prompt_is_refused_and_the_stream_goes_on(session: StreamSession) -> None:
+    stream = session.stream("red circle")
+    next(stream)
+    with pytest.raises(UserInputError, match="unknown word 'dragon'"):
+        session.prompt("a red dragon")
+    assert next(stream).prompt == "red circle"
+
+
+def test_a_second_stream_of_a_session_is_a_new_epoch(session: StreamSession) -> None:
+    list(session.stream("red circle", num_chunks=2))
+    again = list(session.stream("red circle", num_chunks=2))
+    assert [(c.chunk_index, c.cache_epoch) for c in again] == [(2, 1), (3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "/nowhere"}, "does not exist"),
+        ({"height": 40}, "try 32"),
+        ({"width": 0}, "positive multiple of 16"),
+        ({"plan": "pp9"}, "choose one of"),
+        ({"plan": "pp0", "tp": 2}, "needs 3 processes, got 1"),
+        ({"tp": 2}, "one process"),
+        ({"seed": -1}, "--seed -1"),
+        ({"kv_cache_attention_bias": 0.0}, "0 < bias <= 1"),
+    ],
+)
+def test_bad_arguments_name_what_to_change(
+    folder: Path, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserInputError, match=message):
+        StreamSession(**{"model": folder, "config": RuntimeConfig()} | arguments)  # type: ignore[arg-type]
+
+
+def test_tp_that_does_not_divide_the_heads_is_refused_before_any_rank_meets(folder: Path) -> None:
+    with pytest.raises(UserInputError, match="--tp 3 does not divide the model's 4 heads"):
+        StreamSession(folder, plan="tp_v1_1", tp=3, config=RuntimeConfig(world_size=3))
+
+
+@pytest.mark.timeout(600)
+def test_five_thousand_chunks_leave_memory_flat(session: StreamSession) -> None:
+    """15,000 latent frames: far beyond a 1,024-frame RoPE table, every chunk finite."""
+
+    def resident_mib() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * 4096 / 2**20
+
+    warm, last = 0.0, None
+    for chunk in session.stream("red circle", num_chunks=5000):
+        if chunk.chunk_index == 1000:
+            gc.collect()
+            warm = resident_mib()
+        last = chunk
+    assert last is not None
+    assert last.chunk_index * RECIPE.frames_per_block > 14_000
+    assert torch.isfinite(last.latents).all()
+    gc.collect()
+    assert resident_mib() - warm < 8

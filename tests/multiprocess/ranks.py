@@ -1,0 +1,93 @@
+"""A pool of rank processes that stays up over many tests; not a test itself.
+
+Starting torch in four processes takes longer than most tests. Each process runs one function after
+another, in a fresh process group each time; every wait has a bound, and a rank that overruns it is
+killed with the pool.
+"""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from scope_rt.mesh.process_group import leave_world
+
+Job = Callable[..., Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run_jobs(jobs: Connection) -> None:
+    """The life of one rank process."""
+    torch.set_num_threads(1)
+    while True:
+        job, environ, arguments = jobs.recv()
+        os.environ.update(environ)
+        try:
+            jobs.send((job(**arguments), None))
+        except Exception as error:  # noqa: BLE001 - whatever a rank raises is what the test sees
+            jobs.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        finally:
+            leave_world()
+
+
+class Ranks:
+    """Up to `size` ranks, started when first used."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_run_jobs, args=(there,), daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(
+        self,
+        world_size: int,
+        job: Job,
+        *,
+        bound_s: float = 60.0,
+        per_rank: dict[int, dict[str, str]] | None = None,
+        **arguments: Any,
+    ) -> list[tuple[Any, str | None]]:
+        """Run `job` on `world_size` ranks: for each, what it returned and what it raised.
+
+        `per_rank` adds environment variables to single ranks.
+        """
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        for rank, pipe in enumerate(self._pipes[:world_size]):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+            environ = shared | place | {"SCOPE_KV_BIAS_BACKEND": "sdpa"}
+            pipe.send((job, environ | (per_rank or {}).get(rank, {}), arguments))
+        answers = []
+        for rank, pipe in enumerate(self._pipes[:world_size]):
+            if not pipe.poll(bound_s):
+                self.kill()
+                raise TimeoutError(f"rank {rank} gave no answer within {bound_s} s")
+            answers.append(pipe.recv())
+        return answers
+
+    def results(self, world_size: int, job: Job, **arguments: Any) -> list[Any]:
+        """Like `run`, for jobs that must not raise."""
+        answers = self.run(world_size, job, **arguments)
+        for rank, (_, error) in enumerate(answers):
+            assert error is None, f"rank {rank}: {error}"
+        return [result for result, _ in answers]
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join(timeout=10)

@@ -1,0 +1,117 @@
+"""The same prompt, seed and schedule give the same video in every plan."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scope_contracts.envelope import PlanId
+from scope_rt.config import RuntimeConfig
+from scope_rt.mesh.process_group import build_groups, join_world
+from scope_rt.mesh.topology import Topology
+from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.streaming.trace import TraceRecorder
+from scope_runners.parity import Recording, replay
+from tests.multiprocess.ranks import Ranks
+
+PLANS = [("single", 1), ("pp0", 1), ("tp_v1_1", 2), ("pp0", 2), ("pp1", 2), ("tp_v1_1", 4)]
+"""Plan and TP degree."""
+NUM_CHUNKS = 7
+EVENTS = (
+    ScheduledEvent(chunk_index=2, prompt="a blue square, fast, on gray"),
+    ScheduledEvent(chunk_index=5, prompt="a white triangle", hard_cut=True),
+)
+RECORDING = Path(__file__).parents[1] / "parity" / "win6.safetensors"
+
+
+def stream(folder: Path, plan: str, tp: int) -> list[dict[str, Any]]:
+    """One stream, as every rank of the plan runs it."""
+    with StreamSession(folder, plan=plan, tp=tp, seed=11) as session:
+        chunks = session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=EVENTS)
+        return [
+            {
+                "epoch": chunk.cache_epoch,
+                "sha256": chunk.latents_sha256,
+                "latents": chunk.latents.numpy(),
+                "frames": chunk.frames,
+            }
+            for chunk in chunks
+        ]
+
+
+@pytest.fixture(scope="module")
+def streams(ranks: Ranks, folder: Path) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """The stream of every plan, as rank0 emitted it."""
+    emitted = {}
+    for plan, tp in PLANS:
+        world = tp + plan.startswith("pp")
+        results = ranks.results(world, stream, folder=folder, plan=plan, tp=tp)
+        assert all(not chunks for chunks in results[1:]), "a mesh rank emitted frames"
+        emitted[plan, tp] = results[0]
+    return emitted
+
+
+@pytest.mark.parametrize(
+    ("plan", "same_as"),
+    [
+        (("pp0", 1), ("single", 1)),
+        (("pp0", 2), ("tp_v1_1", 2)),
+        (("pp1", 2), ("tp_v1_1", 2)),
+    ],
+)
+def test_equal_tp_degree_gives_equal_bits(
+    streams: dict[Any, list[dict[str, Any]]], plan: tuple[str, int], same_as: tuple[str, int]
+) -> None:
+    mine, theirs = streams[plan], streams[same_as]
+    assert len(mine) == NUM_CHUNKS
+    assert [c["sha256"] for c in mine] == [c["sha256"] for c in theirs]
+    assert [c["epoch"] for c in mine] == [0, 0, 0, 0, 0, 1, 1]
+    assert all((a["frames"] == b["frames"]).all() for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_another_tp_degree_moves_latents_by_rounding_only(
+    streams: dict[Any, list[dict[str, Any]]], tp: int
+) -> None:
+    for mine, alone in zip(streams["tp_v1_1", tp], streams["single", 1], strict=True):
+        assert abs(mine["latents"] - alone["latents"]).max() <= 1e-4
+        assert mine["sha256"] != alone["sha256"], "was this really another degree?"
+
+
+def parity_difference(tp: int) -> float:
+    """The recorded rollout on this rank's share of the heads."""
+    config = RuntimeConfig.from_environment()
+    join_world(config)
+    topology = Topology(plan_id=PlanId.TP_V1_1, tp_degree=tp)
+    groups = build_groups(config, topology)
+    report = replay(Recording(RECORDING), groups.sums)
+    assert report.trace_matches
+    return report.max_abs_diff
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_recorded_rollout_holds_on_sharded_heads(ranks: Ranks, tp: int) -> None:
+    differences = ranks.results(tp, parity_difference, tp=tp)
+    assert max(differences) <= 2e-5
+    assert len(set(differences)) == 1, "ranks ended with different latents"
+
+
+def spans_of_pp1(folder: Path) -> list[tuple[int, str, float, float]]:
+    """Every rank's spans of a short pp1 stream."""
+    trace = TraceRecorder(int(os.environ["RANK"]))
+    session = StreamSession(folder, plan="pp1", tp=1, seed=1, trace=trace)
+    list(session.stream("a red circle", num_chunks=12))
+    return [(s.rank, s.name, s.start_s, s.end_s) for s in session.close()]
+
+
+def test_pp1_decodes_one_chunk_while_it_generates_the_next(ranks: Ranks, folder: Path) -> None:
+    spans = ranks.results(2, spans_of_pp1, folder=folder)[0]
+    assert {rank for rank, *_ in spans} == {0, 1}
+    by_name = {name: (start, end) for _, name, start, end in spans}
+    overlaps = 0
+    for chunk in range(11):
+        start, end = by_name[f"decode {chunk}"]
+        next_start, next_end = by_name[f"generate {chunk + 1}"]
+        overlaps += start < next_end and next_start < end
+    assert overlaps >= 6

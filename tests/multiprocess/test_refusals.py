@@ -1,0 +1,71 @@
+"""Ranks that disagree, or lose each other, raise a named error everywhere, within a bound."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scope_rt.session import StreamSession
+from tests.multiprocess.ranks import Ranks
+
+
+def stream_two_chunks(folder: Path, plan: str, tp: int, odd: dict[str, int] | None = None) -> int:
+    """Stream; rank 1 takes other arguments than rank0 where `odd` says so."""
+    arguments = (odd or {}) if os.environ["RANK"] == "1" else {}
+    with StreamSession(folder, plan=plan, tp=tp, **arguments) as session:  # type: ignore[arg-type]
+        return len(list(session.stream("red circle", num_chunks=2)))
+
+
+def test_another_attention_backend_on_one_rank_stops_all_ranks(ranks: Ranks, folder: Path) -> None:
+    answers = ranks.run(
+        2,
+        stream_two_chunks,
+        folder=folder,
+        plan="tp_v1_1",
+        tp=2,
+        per_rank={1: {"SCOPE_KV_BIAS_BACKEND": "reference"}},
+    )
+    for _, error in answers:
+        assert error is not None
+        assert error.startswith("ParityError: kv_bias_backend (SCOPE_KV_BIAS_BACKEND): rank 0 has")
+
+
+def test_another_picture_size_on_one_rank_stops_all_ranks(ranks: Ranks, folder: Path) -> None:
+    answers = ranks.run(2, stream_two_chunks, folder=folder, plan="pp1", tp=1, odd={"height": 32})
+    assert all(error and error.startswith("ParityError: world_layout") for _, error in answers)
+
+
+def fail_in_user_code(folder: Path) -> None:
+    """Rank0's own code raises between two chunks; the mesh must still be told to stop."""
+    with StreamSession(folder, plan="pp1", tp=1) as session:
+        for chunk in session.stream("red circle"):
+            if chunk.chunk_index == 2:
+                raise ZeroDivisionError("user code")
+
+
+def test_an_exception_in_user_code_lets_the_mesh_leave_in_peace(ranks: Ranks, folder: Path) -> None:
+    (_, rank0), (_, rank1) = ranks.run(2, fail_in_user_code, folder=folder)
+    assert rank0 is not None
+    assert rank0.startswith("ZeroDivisionError")
+    assert rank1 is None
+
+
+def abandon(folder: Path) -> None:
+    """Rank 1 leaves without a word while rank0 waits for its chunk."""
+    session = StreamSession(folder, plan="pp0", tp=1)
+    if os.environ["RANK"] == "0":
+        list(session.stream("red circle", num_chunks=2))
+
+
+def test_a_peer_that_leaves_is_a_named_error(ranks: Ranks, folder: Path) -> None:
+    (_, error), _ = ranks.run(2, abandon, folder=folder, bound_s=30)
+    assert error is not None
+    assert error.startswith("PeerLostError: receive from rank 1")
+
+
+@pytest.mark.parametrize(("plan", "tp", "message"), [("pp0", 2, "needs 3 processes, got 2")])
+def test_a_wrong_number_of_ranks_is_one_sentence(
+    ranks: Ranks, folder: Path, plan: str, tp: int, message: str
+) -> None:
+    answers = ranks.run(2, stream_two_chunks, folder=folder, plan=plan, tp=tp)
+    assert all(error and message in error for _, error in answers)

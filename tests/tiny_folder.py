@@ -1,0 +1,49 @@
+"""A model folder with small random weights, for tests that stream; not a test itself."""
+
+from pathlib import Path
+
+import torch
+
+from scope_rt.models.causal_wan import CausalWanModel
+from scope_rt.models.config import CausalWanConfig
+from scope_rt.models.loading import save_transformer
+from scope_rt.models.recipe import Recipe
+from scope_rt.text.words import WordTextEncoder
+from scope_rt.vae.tiny import TinyCodecConfig, TinyVideoCodec
+
+CONFIG = CausalWanConfig(
+    num_attention_heads=4,
+    attention_head_dim=12,
+    in_channels=16,
+    out_channels=16,
+    text_dim=64,
+    freq_dim=32,
+    ffn_dim=64,
+    num_layers=2,
+)
+RECIPE = Recipe(
+    denoising_steps=(1000.0, 500.0),
+    shift=5.0,
+    frames_per_block=3,
+    window_frames=6,
+    sink_frames=1,
+    fps=16,
+    default_height=16,
+    default_width=32,
+)
+
+
+def write_tiny_folder(folder: Path) -> Path:
+    """Write all parts of a model to `folder`; equal every time."""
+    torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    RECIPE.save(folder)
+    weights = {
+        name: torch.randn(p.shape) * (0.5 if p.ndim == 1 else 0.1)
+        for name, p in CausalWanModel(CONFIG).named_parameters()
+    }
+    save_transformer(CONFIG, weights, folder / "transformer")
+    codec = TinyVideoCodec(TinyCodecConfig(wide_channels=16, narrow_channels=4, num_blocks=1))
+    codec.save_pretrained(folder / "vae")
+    WordTextEncoder.from_seed(0).save_pretrained(folder / "text_encoder")
+    return folder

@@ -1,0 +1,139 @@
+"""Small random models for tests; not a test itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from scope_contracts.cache_spec import KVCacheSpec
+from scope_contracts.envelope import (
+    CONDITIONING_EMBEDS,
+    LATENTS_IN,
+    MessageKind,
+    PlanId,
+    PPEnvelope,
+)
+from scope_contracts.tensor_spec import DType
+from scope_rt.attention.backend import backend_named
+from scope_rt.kv_cache.ring import RingCache
+from scope_rt.models.causal_wan import CausalWanModel
+from scope_rt.models.config import CausalWanConfig
+from scope_rt.models.generator import CallBudget, ChunkGenerator
+from scope_rt.models.noise import SeededNoise
+from scope_rt.models.schedule import FlowSchedule
+
+CONFIG = CausalWanConfig(
+    num_attention_heads=4,
+    attention_head_dim=16,
+    in_channels=4,
+    out_channels=4,
+    text_dim=16,
+    freq_dim=32,
+    ffn_dim=96,
+    num_layers=3,
+)
+STEPS = (1000.0, 937.5, 625.0)
+BLOCK, SIDE = 3, 4
+"""Latent frames of a chunk, and latent cells along a picture's side."""
+CPU = torch.device("cpu")
+GRID = (SIDE // 2, SIDE // 2)
+
+
+def random_model(dtype: torch.dtype = torch.float64, seed: int = 0) -> CausalWanModel:
+    """A model whose every parameter is random, norms and tables included."""
+    torch.manual_seed(seed)
+    model = CausalWanModel(CONFIG).to(dtype).requires_grad_(False)
+    for p in model.parameters():
+        p.copy_(torch.randn(p.shape, dtype=torch.float64) * (0.5 if p.ndim == 1 else 0.1))
+    return model.eval()
+
+
+def cache_spec(*, sink: int, window: int, dtype: DType = DType.FLOAT64) -> KVCacheSpec:
+    return KVCacheSpec(
+        num_layers=CONFIG.num_layers,
+        num_heads=CONFIG.num_attention_heads,
+        head_dim=CONFIG.attention_head_dim,
+        frame_tokens=GRID[0] * GRID[1],
+        sink_frames=sink,
+        window_frames=window,
+        batch=1,
+        dtype=dtype,
+    )
+
+
+def envelope(chunk: int, *, bias: float = 1.0, calls: int | None = None) -> PPEnvelope:
+    """The plan of chunk `chunk` of the first epoch."""
+    first = chunk == 0
+    return PPEnvelope(
+        plan_id=PlanId.SINGLE,
+        call_id=chunk,
+        chunk_index=chunk,
+        cache_epoch=0,
+        kind=MessageKind.INFER,
+        init_cache=first,
+        reset_kv_cache=first,
+        reset_crossattn_cache=first,
+        current_start_frame=chunk * BLOCK,
+        do_kv_recompute=False,
+        clean_pass=True,
+        num_denoise_steps=len(STEPS),
+        expected_generator_calls=len(STEPS) + 1 if calls is None else calls,
+        kv_cache_attention_bias=bias,
+        denoising_step_list=STEPS,
+        height=SIDE * 8,
+        width=SIDE * 8,
+        base_seed=3,
+    )
+
+
+@dataclass
+class Rollout:
+    """A generator over a random model, and the inputs of its chunks."""
+
+    sink: int
+    window: int
+    backend: str = "sdpa"
+    dtype: torch.dtype = torch.float64
+    model: CausalWanModel = field(init=False)
+    generator: ChunkGenerator = field(init=False)
+    text: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = random_model(self.dtype)
+        spec = cache_spec(sink=self.sink, window=self.window)
+        self.text = torch.randn(
+            1, 5, CONFIG.text_dim, generator=torch.Generator().manual_seed(1), dtype=self.dtype
+        )
+        self.generator = ChunkGenerator(
+            model=self.model,
+            ring=RingCache(spec, tp_degree=1, dtype=self.dtype, device=CPU),
+            schedule=FlowSchedule(),
+            backend=backend_named(self.backend),
+            noise=SeededNoise(),
+        )
+
+    def noise(self, chunk: int) -> Tensor:
+        """The starting noise of a chunk."""
+        return (
+            SeededNoise()
+            .draw(
+                base_seed=3,
+                cache_epoch=0,
+                chunk_index=chunk,
+                step=0,
+                shape=(1, BLOCK, CONFIG.in_channels, SIDE, SIDE),
+            )
+            .to(self.dtype)
+        )
+
+    def run(self, chunks: Sequence[int], *, bias: float = 1.0) -> list[Tensor]:
+        """Latents of `chunks`, cached."""
+        return [self.chunk(chunk, bias=bias) for chunk in chunks]
+
+    def chunk(self, chunk: int, *, bias: float = 1.0) -> Tensor:
+        plan = envelope(chunk, bias=bias)
+        tensors = {LATENTS_IN: self.noise(chunk)}
+        if plan.reset_crossattn_cache:
+            tensors[CONDITIONING_EMBEDS] = self.text
+        return self.generator.generate(plan, tensors, CallBudget(chunk, len(STEPS) + 1))
