@@ -14,6 +14,8 @@ RECOMPUTE_NEVER = 999_999
 class RuntimeConfig:
     """What the environment says about this rank. Compared across ranks where it must agree."""
 
+    launched: bool = False
+    """Whether a launcher (ours or torchrun) started this process as a rank."""
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -36,6 +38,7 @@ class RuntimeConfig:
         """
         env = os.environ if environ is None else environ
         return cls(
+            launched="RANK" in env,
             rank=_integer(env, "RANK", 0),
             world_size=_integer(env, "WORLD_SIZE", 1),
             local_rank=_integer(env, "LOCAL_RANK", 0),

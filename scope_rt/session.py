@@ -78,7 +78,13 @@ class StreamSession:
         check_degree(folder.config, tp)
         codec, self._text_encoder = folder.codec(), folder.text_encoder()
         geometry = folder.geometry(codec=codec, text=self._text_encoder, dtype=dtype)
-        _check_inputs(height, width, geometry.pixel_multiple, seed, kv_cache_attention_bias)
+        check_inputs(
+            height=height,
+            width=width,
+            multiple=geometry.pixel_multiple,
+            seed=seed,
+            kv_cache_attention_bias=kv_cache_attention_bias,
+        )
         setup = RankSetup(
             model=folder, topology=topology, config=config, dtype=dtype, height=height, width=width
         )
@@ -118,11 +124,11 @@ class StreamSession:
         rank0 until the session there is closed, and yields nothing.
 
         Raises:
-            UserInputError: a prompt cannot be read.
+            UserInputError: a prompt cannot be read; nothing was started.
         """
         if self._controller is None:
             self._rank.serve()
-            return
+            return iter(())
         events = [
             ScheduledDirective(
                 chunk_index=event.chunk_index,
@@ -132,7 +138,7 @@ class StreamSession:
         ]
         self._controller.inbox.post(self._directive(prompt, hard_cut=True))
         self._controller.inbox.schedule(events)
-        yield from self._controller.run(num_chunks)
+        return self._controller.run(num_chunks)
 
     def prompt(self, text: str) -> None:
         """Change the prompt at the next chunk that is planned; the chunk names it.
@@ -163,8 +169,10 @@ class StreamSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; after a lost link there is nobody left to say goodbye to."""
-        if isinstance(error, LinkError):
+        """Close. After a lost link there is nobody to say goodbye to, and a mesh rank that failed
+        must not wait for the others: its leaving is what tells them.
+        """
+        if isinstance(error, LinkError) or (error is not None and not self.is_control_rank):
             leave_world()
         else:
             self.close()
@@ -189,7 +197,14 @@ def _plan_named(plan: str) -> PlanId:
         raise UserInputError(f"--plan {plan!r} is unknown; choose one of {choices}") from None
 
 
-def _check_inputs(height: int, width: int, multiple: int, seed: int, bias: float) -> None:
+def check_inputs(
+    *, height: int, width: int, multiple: int, seed: int, kv_cache_attention_bias: float
+) -> None:
+    """Refuse what no stream can use; `multiple` is the codec's, in pixels.
+
+    Raises:
+        UserInputError: naming the argument and a value that works.
+    """
     for name, pixels in (("height", height), ("width", width)):
         if pixels < multiple or pixels % multiple:
             raise UserInputError(
@@ -198,5 +213,8 @@ def _check_inputs(height: int, width: int, multiple: int, seed: int, bias: float
             )
     if not 0 <= seed < 2**63:
         raise UserInputError(f"--seed {seed} is out of range; give a number from 0 to 2^63 - 1")
-    if not 0 < bias <= 1:
-        raise UserInputError(f"kv_cache_attention_bias {bias} is out of range; want 0 < bias <= 1")
+    if not 0 < kv_cache_attention_bias <= 1:
+        raise UserInputError(
+            f"--kv-cache-attention-bias {kv_cache_attention_bias} is out of range; "
+            f"want 0 < bias <= 1"
+        )

@@ -17,9 +17,10 @@ from scope_contracts.envelope import (
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import backend_named
 from scope_rt.kv_cache.ring import RingCache
+from scope_rt.mesh.budget import CallBudget
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
-from scope_rt.models.generator import CallBudget, ChunkGenerator
+from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.schedule import FlowSchedule
 
@@ -136,4 +137,4 @@ class Rollout:
         tensors = {LATENTS_IN: self.noise(chunk)}
         if plan.reset_crossattn_cache:
             tensors[CONDITIONING_EMBEDS] = self.text
-        return self.generator.generate(plan, tensors, CallBudget(chunk, len(STEPS) + 1))
+        return self.generator.generate(plan, tensors, CallBudget(chunk, len(STEPS) + 1).enter)

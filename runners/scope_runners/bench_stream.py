@@ -2,9 +2,7 @@
 so that a machine that slows down slows all of them; the median over the rounds counts.
 """
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scope_contracts.envelope import PlanId
+from scope_contracts.errors import ScopeError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.controller import Controller
 from scope_rt.control.inbox import Conditioning, Directive
@@ -33,7 +33,7 @@ from scope_rt.streaming.trace import NullTrace
 from scope_rt.streaming.video_writer import VideoWriter
 from scope_runners.job import available_cores
 from scope_runners.main import guarded
-from scope_runners.request import PLANS, CommandParser
+from scope_runners.request import PLANS, CommandParser, positive
 
 PROMPT = "a red circle and a blue square, medium, on navy"
 END_TO_END, GENERATION, DECODE, ENCODE = (
@@ -147,7 +147,9 @@ class Bench:
         command = [sys.executable, "-m", "scope_runners.main", "stream", "--json"]
         command += ["--prompt", PROMPT, "--plan", plan, "--tp", str(tp), "--oversubscribe"]
         command += ["--seconds", f"{seconds:.6f}", "--out", str(self._video)]
-        result = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+        result = subprocess.run(command, stdout=subprocess.PIPE)
+        if result.returncode:
+            raise ScopeError(f"--plans {plan} --tp {tp} failed as said above; change or drop it")
         summary = json.loads(result.stdout)
         num_frames = summary["totals"]["frames"]
         streaming_s = num_frames / summary["frames_per_s"]["end_to_end"]
@@ -209,7 +211,7 @@ def measure(
         for name in parts:
             parts[name]()
         for plan, tp in plans:
-            parts[f"{plan} --tp {tp}, end to end"] = lambda plan=plan, tp=tp: bench.plan(plan, tp)
+            parts[f"{plan} --tp {tp}, end to end"] = partial(bench.plan, plan, tp)
         bench.overheads.clear()
         samples: dict[str, list[float]] = {name: [] for name in parts}
         for _ in range(rounds):
@@ -256,11 +258,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="bench_stream", description="Frames per second on this machine.")
-    parser.add_argument("--rounds", type=_positive, default=5)
-    parser.add_argument("--chunks", type=_positive, default=16, help="chunks of every measurement")
-    parser.add_argument("--threads", type=_positive, default=1, help="CPU threads of every rank")
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--chunks", type=positive, default=16, help="chunks of every measurement")
+    parser.add_argument("--threads", type=positive, default=1, help="CPU threads of every rank")
     parser.add_argument("--plans", nargs="+", choices=PLANS[1:], default=[], help="measure too")
-    parser.add_argument("--tp", type=_positive, default=2, help="TP degree of --plans")
+    parser.add_argument("--tp", type=positive, default=2, help="TP degree of --plans")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)
     result = measure(
@@ -276,12 +278,6 @@ def _run(argv: Sequence[str] | None) -> int:
 def _figure(values: Sequence[float], fps: int) -> Figure:
     median = statistics.median(values)
     return Figure(median=median, lowest=min(values), highest=max(values), ratio=median / fps)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 if __name__ == "__main__":

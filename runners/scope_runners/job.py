@@ -12,11 +12,12 @@ from fractions import Fraction
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
+from scope_contracts.geometry import PATCH_SIZE
 from scope_rt.mesh.topology import Topology
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
-from scope_rt.session import ScheduledEvent
+from scope_rt.session import ScheduledEvent, check_inputs
 from scope_rt.streaming.output_file import claim
 from scope_rt.streaming.video_writer import VideoWriter
 from scope_rt.text.words import WordTextEncoder
@@ -70,15 +71,18 @@ def prepare(request: StreamRequest) -> StreamJob:
     topology = Topology(plan_id=request.plan, tp_degree=request.tp_degree)
     model = ModelFolder.open(request.model)
     check_degree(model.config, topology.tp_degree)
-    if request.threads < 1:
-        raise UserInputError(f"--threads is {request.threads}; give at least 1")
     codec, text_encoder = model.codec(), model.text_encoder()
     _check_prompts(request, text_encoder)
     recipe = model.recipe
     height = recipe.default_height if request.height is None else request.height
     width = recipe.default_width if request.width is None else request.width
-    for flag, pixels in (("--height", height), ("--width", width)):
-        _check_size(flag, pixels, multiple=2 * codec.spatial_stride)
+    check_inputs(
+        height=height,
+        width=width,
+        multiple=PATCH_SIZE * codec.spatial_stride,
+        seed=request.seed,
+        kv_cache_attention_bias=request.kv_cache_attention_bias,
+    )
     return StreamJob(
         request=request,
         topology=topology,
@@ -175,14 +179,6 @@ def _prompts(request: StreamRequest) -> Iterator[tuple[str, str]]:
     yield "--prompt", request.prompt
     for timed in request.prompt_at:
         yield f"--prompt-at {_seconds(timed.at_s)}", timed.prompt
-
-
-def _check_size(flag: str, pixels: int, *, multiple: int) -> None:
-    if pixels < multiple or pixels % multiple:
-        raise UserInputError(
-            f"{flag} {pixels} is not a positive multiple of {multiple}; "
-            f"try {max(multiple, pixels // multiple * multiple)}"
-        )
 
 
 def _seconds(time_s: Fraction) -> str:

@@ -27,11 +27,6 @@ TERMINATE_S = 5.0
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def is_rank() -> bool:
-    """Whether this process was started as a rank, here or by torchrun."""
-    return "RANK" in os.environ
-
-
 def launch(module: str, argv: Sequence[str], *, num_ranks: int, threads: int = 1) -> int:
     """Run `module.main(argv)` as `num_ranks` ranks; returns the first failing rank's exit code.
 

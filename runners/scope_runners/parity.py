@@ -5,8 +5,9 @@ A recording is `NAME.safetensors` (weights in the original Wan naming, noise, te
 describes both.
 """
 
-import argparse
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,14 @@ from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import backend_named
 from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.kv_cache.ring import RingCache
+from scope_rt.mesh.budget import CallBudget
 from scope_rt.models.config import CausalWanConfig
-from scope_rt.models.generator import CallBudget, ChunkGenerator
+from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import build_transformer
 from scope_rt.models.original_names import to_diffusers
 from scope_rt.models.schedule import FlowSchedule
-from scope_runners.errors import reported
+from scope_runners.main import guarded
+from scope_runners.request import CommandParser
 
 CPU = torch.device("cpu")
 TOLERANCE = 2e-5
@@ -200,7 +203,7 @@ def replay(recording: Recording, group: Collectives | None = None) -> ParityRepo
         if envelope.reset_crossattn_cache:
             tensors[CONDITIONING_EMBEDS] = recording.tensors["text_embeds"]
         budget = CallBudget(index, envelope.expected_generator_calls)
-        chunks.append(generator.generate(envelope, tensors, budget))
+        chunks.append(generator.generate(envelope, tensors, budget.enter))
     difference = (torch.cat(chunks, dim=1) - recording.tensors["latents"]).abs().max().item()
     return ParityReport(
         max_abs_diff=difference,
@@ -225,19 +228,20 @@ def _same_trace(seen: list[TracedCall], recorded: list[dict[str, Any]]) -> bool:
     return len(seen) == len(recorded) and seen == want
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one recording; exit 0 if it agrees, 1 if not, 2 if it cannot be read."""
-    parser = argparse.ArgumentParser(prog="scripts/parity", description=__doc__)
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    return guarded(lambda: _run(arguments))
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = CommandParser(prog="scripts/parity", description=__doc__)
     parser.add_argument("recording", type=Path, metavar="FILE.safetensors")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    return reported(lambda: _run(args.recording, as_json=args.json))
-
-
-def _run(path: Path, *, as_json: bool) -> int:
     torch.set_num_threads(1)
-    report = replay(Recording(path))
-    if as_json:
+    report = replay(Recording(args.recording))
+    if args.json:
         print(json.dumps(asdict(report) | {"passed": report.passed}))
     else:
         print(f"{'timestep':>9}{'start':>8}{'global':>8}{'local':>8}")

@@ -50,7 +50,9 @@ class StreamRequest:
     @property
     def tp_degree(self) -> int:
         """`--tp`, or the smallest degree of the plan."""
-        return self.tp or (2 if self.plan is PlanId.TP_V1_1 else 1)
+        if self.tp is None:
+            return 2 if self.plan is PlanId.TP_V1_1 else 1
+        return self.tp
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -95,9 +97,13 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         default=Fraction(20),
         help="length of the video, rounded up to whole chunks (default 20)",
     )
-    add("--seed", type=int, default=0, help="equal seeds give equal videos (default 0)")
+    add("--seed", type=_seed, default=0, help="equal seeds give equal videos (default 0)")
     add("--plan", type=_plan, default=PlanId.SINGLE, help=f"one of {', '.join(PLANS)}")
-    add("--tp", type=int, help="ranks that share the model's heads (default: the plan's smallest)")
+    add(
+        "--tp",
+        type=positive,
+        help="ranks that share the model's heads (default: the plan's smallest)",
+    )
     add("--height", type=int, help="pixels (default: the model's own)")
     add("--width", type=int, help="pixels (default: the model's own)")
     add(
@@ -108,12 +114,12 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--kv-cache-attention-bias",
-        type=float,
+        type=_bias,
         default=1.0,
         metavar="BIAS",
         help="0 < BIAS <= 1; below 1, the past weighs less (default 1.0)",
     )
-    add("--threads", type=int, default=1, help="CPU threads of every rank (default 1)")
+    add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")
     add("--out", type=Path, default=Path("out/stream.mp4"), help="a .mp4 or .webm file")
     add("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
@@ -134,6 +140,25 @@ class _Collect(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, (*vars(namespace)[self.dest], values))
+
+
+def positive(text: str) -> int:
+    """An argument type: a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
+
+
+def _bias(text: str) -> float:
+    if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text) or float(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; give 0 < BIAS <= 1")
+    return float(text)
 
 
 def _time(text: str) -> Fraction:

@@ -15,7 +15,7 @@ from typing import Self
 
 import torch
 
-from scope_contracts.errors import ScopeError
+from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.controller import Chunk
 from scope_rt.session import StreamSession
@@ -29,7 +29,7 @@ from scope_runners.job import (
     check_outputs,
     prepare,
 )
-from scope_runners.launcher import is_rank, launch
+from scope_runners.launcher import launch
 from scope_runners.main import guarded
 from scope_runners.progress import progress_bar
 from scope_runners.request import StreamRequest, parse_stream_request
@@ -41,21 +41,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the job of `argv` and return the exit code; a mesh rank's errors carry its number."""
     arguments = sys.argv[1:] if argv is None else list(argv)
 
+    def run_as_rank() -> int:
+        rank = RuntimeConfig.from_environment().rank
+        return guarded(run, speaker=f"rank {rank}" if rank else "scope-rt")
+
     def run() -> int:
         return run_here_or_launch(parse_stream_request(arguments), arguments)
 
-    rank = RuntimeConfig.from_environment().rank
-    return guarded(run, speaker=f"rank {rank}" if rank else "scope-rt")
+    return guarded(run_as_rank)
 
 
 def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
     """Run this process's part of `request`, or start the processes it needs with `argv`."""
     started_s = time.perf_counter()
     job = prepare(request)
-    if is_rank() or job.topology.world_size == 1:
+    config = RuntimeConfig.from_environment()
+    if config.launched or job.topology.world_size == 1:
         torch.set_num_threads(request.threads)
-        config = RuntimeConfig.from_environment()
         job.topology.check_world_size(config.world_size)
+        if not 0 <= config.rank < config.world_size:
+            raise UserInputError(
+                f"RANK is {config.rank} of {config.world_size} processes; unset RANK, or start all "
+                "ranks with torchrun"
+            )
         return _control(job, config, started_s) if config.rank == 0 else _serve(job, config)
     check_machine(job, num_cores=available_cores(), num_gpus=torch.cuda.device_count())
     check_outputs(job)
@@ -64,14 +72,15 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
 
 
 class StopRequest:
-    """The first SIGINT or SIGTERM asks for an end after this chunk, the second interrupts it."""
+    """The first signal to stop asks for an end after this chunk, the second interrupts it."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
 
     def __enter__(self) -> Self:
         self._handlers = {
-            signum: signal.signal(signum, self._take) for signum in (signal.SIGINT, signal.SIGTERM)
+            signum: signal.signal(signum, self._take)
+            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         return self
 
@@ -103,7 +112,7 @@ class _Recorder:
 def _serve(job: StreamJob, config: RuntimeConfig) -> int:
     """A mesh rank: generate for rank0 until it ends the stream, also when a person ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with _session(job, config) as session:
+    with _session(job, config, _trace(job, config)) as session:
         for _ in session.stream(job.request.prompt):
             raise AssertionError("a mesh rank shows no chunk")
     return 0
@@ -114,12 +123,15 @@ def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
     files = check_outputs(job)
     for flag in job.timeline.ignored:
         print(f"scope-rt: {flag} is after the end and does nothing", file=sys.stderr)
-    session = _session(job, config)
+    trace = _trace(job, config)
+    session = _session(job, config, trace)
     ready_s = time.perf_counter()
     recorder = _Recorder(storyboard=Storyboard(job.timeline, fps=job.recipe.fps))
     failure: ScopeError | None = None
     spans: tuple[Span, ...] = ()
-    writer = VideoWriter(files.video, width=job.width, height=job.height, fps=job.recipe.fps)
+    writer = VideoWriter(
+        files.video, width=job.width, height=job.height, fps=job.recipe.fps, trace=trace
+    )
     with StopRequest() as stop, writer:
         try:
             with ExitStack() as on_failure:
@@ -156,9 +168,12 @@ def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
     return 0 if complete or stop.signum is None else 128 + stop.signum
 
 
-def _session(job: StreamJob, config: RuntimeConfig) -> StreamSession:
+def _trace(job: StreamJob, config: RuntimeConfig) -> Trace:
+    return NullTrace() if job.request.trace is None else TraceRecorder(config.rank)
+
+
+def _session(job: StreamJob, config: RuntimeConfig, trace: Trace) -> StreamSession:
     request = job.request
-    trace: Trace = NullTrace() if request.trace is None else TraceRecorder(config.rank)
     return StreamSession(
         request.model,
         plan=request.plan,

@@ -40,7 +40,7 @@ class Planner:
         cut = hard_cut or self.cache_epoch < 0
         epoch = self.cache_epoch + cut
         start_frame = 0 if cut else self.next_start_frame
-        num_steps = len(recipe.timesteps)
+        timesteps = recipe.timesteps
         envelope = PPEnvelope(
             plan_id=self.settings.plan_id,
             call_id=self.next_call_id,
@@ -53,10 +53,10 @@ class Planner:
             current_start_frame=start_frame,
             do_kv_recompute=False,
             clean_pass=recipe.clean_pass,
-            num_denoise_steps=num_steps,
-            expected_generator_calls=num_steps + recipe.clean_pass,
+            num_denoise_steps=len(timesteps),
+            expected_generator_calls=len(timesteps) + recipe.clean_pass,
             kv_cache_attention_bias=self.settings.kv_cache_attention_bias,
-            denoising_step_list=recipe.timesteps,
+            denoising_step_list=timesteps,
             height=self.settings.height,
             width=self.settings.width,
             base_seed=self.settings.base_seed,

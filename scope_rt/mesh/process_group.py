@@ -4,6 +4,7 @@ A lost peer or an expired wait leaves here as a `LinkError` that names what was 
 is retried or swallowed. Messages travel over gloo on the CPU; sums of GPU tensors over NCCL.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ def named_failures(what: str) -> Iterator[None]:
 def _link_error(what: str, text: str) -> LinkError:
     if "timed out" in text.lower() or "timeout" in text.lower():
         return LinkTimeoutError(f"{what}: no answer within the bound")
-    return PeerLostError(f"{what}: a peer is gone ({text.splitlines()[0][:160]})")
+    first_line = re.sub(r"^\[[^]]*\]\s*", "", text.splitlines()[0])  # without gloo's source path
+    return PeerLostError(f"{what}: a peer is gone ({first_line[:160]})")
 
 
 class TorchCollectives:

@@ -76,7 +76,7 @@ class RankSetup:
 
 
 class Rank:
-    """This process's place in a stream. Build it on every rank; the order inside is the protocol."""
+    """This process's place in a stream, built on every rank; its order is the protocol."""
 
     def __init__(self, setup: RankSetup, geometry: ChunkGeometry, trace: Trace) -> None:
         self._setup, self._geometry, self._trace = setup, geometry, trace

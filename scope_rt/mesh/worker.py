@@ -14,8 +14,9 @@ from scope_contracts.envelope import LATENTS_OUT, MessageKind, PPEnvelope, PPRes
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.preflight import preflight
+from scope_rt.mesh.budget import CallBudget
 from scope_rt.mesh.link import GroupLink, PeerLink
-from scope_rt.models.generator import CallBudget, ChunkGenerator
+from scope_rt.models.generator import ChunkGenerator
 from scope_rt.streaming.trace import Trace
 from scope_rt.tensors import specs_of
 
@@ -38,23 +39,26 @@ class Worker:
         self._lifecycle = lifecycle
 
     def check(self, envelope: PPEnvelope, tensors: Tensors) -> None:
-        """Everything that can be refused before other ranks are involved."""
+        """Refuse what may not run here and now, before other ranks are involved.
+
+        Raises:
+            PreflightError, LifecycleError: naming the field.
+        """
         preflight(envelope, {spec.name: spec for spec in specs_of(tensors)}, self._geometry)
         self._lifecycle.enter(envelope)
 
     def execute(self, envelope: PPEnvelope, tensors: Tensors) -> Answer:
-        """Generate one chunk.
+        """Generate one chunk that was checked, here or by rank0 in this process.
 
         Raises:
-            ContractError, LifecycleError: the envelope may not run here and now.
+            LifecycleError: the envelope may not run here and now.
             LinkError: a rank of the group was lost on the way.
         """
-        self.check(envelope, tensors)
         self._lifecycle = self._lifecycle.enter(envelope)
         budget = CallBudget(envelope.chunk_index, envelope.expected_generator_calls)
         start_ns = time.perf_counter_ns()
         with self._trace.span(f"generate {envelope.chunk_index}", track="generate"):
-            latents = self._generator.generate(envelope, tensors, budget)
+            latents = self._generator.generate(envelope, tensors, budget.enter)
         self._lifecycle = self._lifecycle.commit(budget.observed)
         out = {LATENTS_OUT: latents.cpu()}
         elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
@@ -113,30 +117,31 @@ class RemoteMesh:
 
 def serve_leader(worker: Worker, link: PeerLink, group: GroupLink | None) -> None:
     """Lead a generator group until rank0 shuts it down: check, pass on, run, answer."""
-
-    def receive() -> tuple[PPEnvelope, dict[str, Tensor]]:
-        envelope, tensors = link.receive_envelope()
-        worker.check(envelope, tensors)
-        if group is not None:
-            group.send(envelope, tensors)
-        return envelope, tensors
-
-    _serve(worker, receive, link.send)
+    pass_on = _keep if group is None else group.send
+    _serve(worker, link.receive_envelope, pass_on=pass_on, answer=link.send)
     link.flush()
 
 
 def serve_follower(worker: Worker, group: GroupLink) -> None:
     """Follow the leader of a generator group until it shuts down."""
-    _serve(worker, group.receive, lambda result, tensors: None)
+    _serve(worker, group.receive, pass_on=_keep, answer=_keep)
+
+
+def _keep(message: PPEnvelope | PPResult, tensors: Tensors) -> None:
+    """Nobody waits for it."""
 
 
 def _serve(
     worker: Worker,
     receive: Callable[[], tuple[PPEnvelope, dict[str, Tensor]]],
+    *,
+    pass_on: Callable[[PPEnvelope, Tensors], None],
     answer: Callable[[PPResult, Tensors], None],
 ) -> None:
     while True:
         envelope, tensors = receive()
+        worker.check(envelope, tensors)
+        pass_on(envelope, tensors)
         if envelope.kind is MessageKind.SHUTDOWN:
             worker.stop(envelope)
             return

@@ -132,14 +132,13 @@ class Block(nn.Module):
         return out
 
     def self_attention(self, h_BFSC: Tensor, rope: Tensor, attend: SelfAttention) -> Tensor:
-        a, (_, frames, _, _) = self.attn1, h_BFSC.shape
-        x = h_BFSC.flatten(1, 2)
+        a, x = self.attn1, h_BFSC.flatten(1, 2)
         q, k = norm_over_heads(
             (a.to_q(x), a.to_k(x)), (a.norm_q, a.norm_k), self.config, self.group
         )
         q, k, v = self.heads(q), self.heads(k), self.heads(a.to_v(x))
         out = attend(self.layer, rotate(q, rope), rotate(k, rope), v).flatten(2)
-        return row_parallel(out, a.to_out[0], self.group).unflatten(1, (frames, -1))
+        return row_parallel(out, a.to_out[0], self.group).view_as(h_BFSC)
 
     def cross_attention(self, h_BFSC: Tensor, text: TextKV) -> Tensor:
         a, (batch, frames, _, _) = self.attn2, h_BFSC.shape
@@ -158,7 +157,7 @@ class Block(nn.Module):
 
     def heads(self, x_BTC: Tensor) -> Tensor:
         """`[B, T, H * D]` as `[B, T, H, D]`."""
-        return x_BTC.unflatten(-1, (-1, self.config.attention_head_dim))
+        return rearrange(x_BTC, "b t (h d) -> b t h d", d=self.config.attention_head_dim)
 
 
 def plain_norm(x: Tensor, eps: float) -> Tensor:

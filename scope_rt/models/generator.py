@@ -1,10 +1,10 @@
 """One envelope in, one chunk of latents out; every step reads the plan and decides nothing.
 
-All calls of a chunk write the same window of the ring, the indices advance once, and the budget
-refuses a call the plan does not have before the model (and its collectives) is entered.
+All calls of a chunk write the same window of the ring, and the indices advance once. Every call is
+announced to its budget before the model (and its collectives) is entered.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,35 +13,13 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import CONDITIONING_EMBEDS, LATENTS_IN, PPEnvelope
-from scope_contracts.errors import CallCountError, OrderError
+from scope_contracts.errors import OrderError
 from scope_rt.attention.backend import AttentionBackend, key_log_bias
 from scope_rt.kv_cache.ring import RingCache, WriteWindow
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.noise import NoiseSource
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
-
-
-@dataclass(slots=True)
-class CallBudget:
-    """Counts generator calls of one chunk; the call after the last planned one never starts."""
-
-    chunk_index: int
-    expected: int
-    observed: int = 0
-
-    def enter(self) -> None:
-        """Count one call.
-
-        Raises:
-            CallCountError: the plan has no such call.
-        """
-        if self.observed >= self.expected:
-            raise CallCountError(
-                f"chunk {self.chunk_index}: generator call {self.observed + 1}, "
-                f"budget {self.expected}"
-            )
-        self.observed += 1
 
 
 class CallObserver(Protocol):
@@ -84,15 +62,19 @@ class ChunkGenerator:
 
     @torch.inference_mode()
     def generate(
-        self, envelope: PPEnvelope, tensors: Mapping[str, Tensor], budget: CallBudget
+        self,
+        envelope: PPEnvelope,
+        tensors: Mapping[str, Tensor],
+        enter_call: Callable[[], None],
     ) -> Tensor:
         """The chunk's latents `[B, F, C, H/8, W/8]`, in the dtype of `latents_in`.
 
-        `tensors` hold `latents_in`, and `conditioning_embeds` where the text changed.
+        `tensors` hold `latents_in`, and `conditioning_embeds` where the text changed. `enter_call`
+        is called before every generator call and refuses one that was not planned.
 
         Raises:
             CacheError: the chunk does not continue the ring.
-            CallCountError: the steps need more calls than planned.
+            CallCountError: `enter_call` refused.
             OrderError: no text was ever received.
         """
         if envelope.reset_kv_cache:
@@ -109,14 +91,14 @@ class ChunkGenerator:
         biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias)
         steps = envelope.denoising_step_list
         for index, timestep in enumerate(steps):
-            flow = self._call(x, timestep, rope, biased, budget, start)
+            flow = self._call(x, timestep, rope, biased, enter_call, start)
             x0 = x - self.schedule.sigma(timestep) * flow
             if index + 1 < len(steps):
                 sigma = self.schedule.sigma(steps[index + 1])
                 x = (1 - sigma) * x0 + sigma * self._renoise(envelope, index + 1, x0)
         if envelope.clean_pass:
             plain = self._attention(window, num_frames, 1.0)
-            self._call(x0, 0.0, rope, plain, budget, start)
+            self._call(x0, 0.0, rope, plain, enter_call, start)
         self.ring.commit(window)
         return x0
 
@@ -126,11 +108,11 @@ class ChunkGenerator:
         timestep: float,
         rope: Tensor,
         attend: CachedSelfAttention,
-        budget: CallBudget,
+        enter_call: Callable[[], None],
         start_frame: int,
     ) -> Tensor:
         """One generator call: one forward over all tokens of the chunk."""
-        budget.enter()
+        enter_call()
         modulation = self._modulation(timestep)
         flow = self.model(x, modulation=modulation, rope=rope, text=self._text, attend=attend)
         indices = attend.window.indices

@@ -1,6 +1,7 @@
 """Noise levels come from one table, so a timestep means the same sigma on every rank."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ class FlowSchedule:
         """`shift * s / (1 + (shift - 1) * s)`: more steps where noise is strong."""
         return shift * sigma / (1 + (shift - 1) * sigma)
 
+    @cache  # noqa: B019 - a schedule is a value; a process knows a handful of them
     def table(self) -> Tensor:
         """Sigma of every training step, falling from 1, float64."""
         n = self.num_train_timesteps

@@ -12,11 +12,13 @@ from typing import Self
 
 import av
 import numpy as np
+from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.streaming import output_file
+from scope_rt.streaming.trace import NullTrace, Trace
 
 _CODEC_OF_SUFFIX = {".mp4": "libx264", ".webm": "libvpx"}
 _CODEC_OPTIONS = {
@@ -47,6 +49,7 @@ class VideoWriter:
         fps: Fraction | int,
         scale: int | None = None,
         max_queued_chunks: int = 8,
+        trace: Trace | None = None,
     ) -> None:
         """Prepare `path` for frames of `width` x `height` pixels at `fps` frames per second.
 
@@ -65,6 +68,7 @@ class VideoWriter:
         self.num_frames = 0
         """Frames accepted so far."""
         self._frame_shape = (height, width, 3)
+        self._trace: Trace = trace or NullTrace()
         self._max_queued_chunks = max_queued_chunks
         self._queued: deque[Future[None]] = deque()
         self._partial = output_file.claim(path, suffixes=_CODEC_OF_SUFFIX)
@@ -136,8 +140,9 @@ class VideoWriter:
 
     def _encode(self, frames_THWC: NDArray[np.uint8]) -> None:
         start_s = time.perf_counter()
-        for frame_HWC in frames_THWC:
-            self._encoder.encode(upscale(frame_HWC, self.scale))
+        with self._trace.span("encode", track="encode"):
+            for frame_HWC in frames_THWC:
+                self._encoder.encode(frame_HWC)
         self.encode_ms.append((time.perf_counter() - start_s) * 1e3)
 
     def _publish(self) -> None:
@@ -178,7 +183,13 @@ class _Encoder:
         self._next_pts = 0
 
     def encode(self, frame_HWC: NDArray[np.uint8]) -> None:
-        frame = av.VideoFrame.from_ndarray(frame_HWC, format="rgb24")
+        # FFmpeg repeats the pixels: it lets go of the interpreter meanwhile, numpy does not.
+        frame = av.VideoFrame.from_ndarray(frame_HWC, format="rgb24").reformat(
+            width=self._stream.width,
+            height=self._stream.height,
+            format="yuv420p",
+            interpolation=Interpolation.POINT,
+        )
         frame.pts = self._next_pts
         self._next_pts += 1
         self._container.mux(self._stream.encode(frame))
@@ -186,11 +197,6 @@ class _Encoder:
     def finish(self) -> None:
         self._container.mux(self._stream.encode(None))
         self._container.close()
-
-
-def upscale(frame_HWC: NDArray[np.uint8], scale: int) -> NDArray[np.uint8]:
-    """Repeat every pixel `scale` times in both directions."""
-    return frame_HWC.repeat(scale, axis=0).repeat(scale, axis=1)
 
 
 def _viewable_scale(width: int, height: int) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from scope_rt.mesh.budget import CallBudget
 from scope_rt.session import StreamSession
 from tests.multiprocess.ranks import Ranks
 
@@ -61,6 +62,30 @@ def test_a_peer_that_leaves_is_a_named_error(ranks: Ranks, folder: Path) -> None
     (_, error), _ = ranks.run(2, abandon, folder=folder, bound_s=30)
     assert error is not None
     assert error.startswith("PeerLostError: receive from rank 1")
+
+
+def one_call_too_many(folder: Path) -> None:
+    """Rank 1's schedule is longer than the plan's budget."""
+    with StreamSession(folder, plan="pp0", tp=1) as session:
+        if os.environ["RANK"] == "1":
+            enter = CallBudget.enter
+            CallBudget.enter = lambda self: (enter(self), enter(self))[0]  # type: ignore[method-assign]
+            try:
+                list(session.stream("red circle"))
+            finally:
+                CallBudget.enter = enter  # type: ignore[method-assign]
+        else:
+            list(session.stream("red circle", num_chunks=1))
+
+
+def test_a_call_beyond_the_budget_is_refused_on_entry_and_frees_its_peer(
+    ranks: Ranks, folder: Path
+) -> None:
+    (_, rank0), (_, rank1) = ranks.run(2, one_call_too_many, folder=folder, bound_s=30)
+    assert rank1 is not None
+    assert rank1.startswith("CallCountError: chunk 0: generator call 4, budget 3")
+    assert rank0 is not None
+    assert rank0.startswith("PeerLostError: receive from rank 1")
 
 
 @pytest.mark.parametrize(("plan", "tp", "message"), [("pp0", 2, "needs 3 processes, got 2")])

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.errors import UserInputError
-from scope_rt.streaming.video_writer import RecordingError, VideoWriter, upscale
+from scope_rt.streaming.video_writer import RecordingError, VideoWriter
 
 SIDE = 64
 NAVY = (10, 14, 60)
@@ -60,7 +60,9 @@ def test_every_frame_is_written_once_in_order_and_in_colour(tmp_path: Path, suff
         for chunk in range(4):
             writer.write(moving_square(12, first=12 * chunk))
     decoded_THWC, times_s = decode(path)
-    wanted_THWC = np.stack([upscale(frame, 4) for frame in moving_square(48)])
+    wanted_THWC = np.stack(
+        [frame.repeat(4, axis=0).repeat(4, axis=1) for frame in moving_square(48)]
+    )
     assert decoded_THWC.shape == wanted_THWC.shape == (48, 256, 256, 3)
     # WebM counts in milliseconds.
     assert times_s == pytest.approx([index / 16 for index in range(48)], abs=1e-3)

@@ -39,6 +39,13 @@ def test_area_and_centre_are_in_pixels() -> None:
     assert seen.centre_px == (38.0, 18.0)
 
 
+def test_blur_does_not_change_the_area() -> None:
+    video = simulate([[parse("a white circle on gray")]], torch.Generator().manual_seed(4))[0]
+    blurred = F.avg_pool2d(F.pad(video, (3, 3, 3, 3), mode="replicate"), 7, stride=1)
+    (sharp,), (soft,) = (detect(_uint8(shown)[0]) for shown in (video, blurred))
+    assert soft.area_px == pytest.approx(sharp.area_px, rel=0.1)
+
+
 def test_a_long_bar_is_no_known_shape() -> None:
     frame = np.zeros((64, 64, 3), np.uint8)
     frame[30:36, 5:60] = (230, 40, 40)

@@ -96,7 +96,11 @@ def test_a_late_or_missing_object_is_not_within_two_chunks() -> None:
     assert figures["hard_cut_colours_within_2"].value == pytest.approx(200 / 3)
     assert figures["hard_cut_objects_median"].value == 3
     assert figures["prompt_objects_within_2"].target is None
-    assert "**missed**" in table(list(figures.values()))
+    printed = table(list(figures.values()))
+    assert "within 2 chunks | 33.3 % | ≥ 75 % **missed** |" in printed
+    assert "never" not in printed
+    lost = change_figures([StreamVerdict(steady=(), after_hard_cut=(WRONG,))])
+    assert "median, counted from 1 | never |" in table(lost)
 
 
 def test_trials_share_no_colour_and_shorter_runs_are_the_start_of_longer_ones() -> None:

@@ -2,8 +2,8 @@
 
 import torch
 
-from scope_runners.tiny.teacher_forcing import TeacherForcing
 from scope_rt.attention.reference import DenseReference
+from scope_runners.tiny.teacher_forcing import TeacherForcing
 
 CHUNKS, TOKENS, WINDOW = 5, 6, 3
 

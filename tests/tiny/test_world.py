@@ -64,6 +64,20 @@ def test_objects_never_overlap_or_leave_the_picture() -> None:
     assert int(areas.min()) > 0.85 * int(areas.max())
 
 
+def test_objects_that_meet_keep_their_distance_and_part_at_once() -> None:
+    scene = parse("a red circle and a green circle, fast")
+    video = simulate([[scene] * 8] * 4, torch.Generator().manual_seed(6))
+    frames = ((video + 1) * 127.5).round().to(torch.uint8).permute(0, 1, 3, 4, 2).numpy()
+    centres = torch.tensor(
+        [[[seen.centre_px for seen in detect(frame)] for frame in clip] for clip in frames]
+    )
+    gap_px = (centres[:, :, 0] - centres[:, :, 1]).norm(dim=-1)
+    near = gap_px < 24.7
+    assert float(gap_px.min()) > 24
+    assert bool(near.any())
+    assert not bool((near[:, :-2] & near[:, 1:-1] & near[:, 2:]).any())
+
+
 def test_a_change_of_scene_keeps_the_path() -> None:
     before, after = parse("a red circle, slow"), parse("a blue square, slow, on gray")
     video = simulate([[before, after]], torch.Generator().manual_seed(7))[0]

@@ -131,7 +131,7 @@ class Trainer:
     def train_step(self, batch: Batch, context: Tensor) -> tuple[float, Tensor]:
         """One optimiser step; returns the loss and a context made of the model's own frames."""
         loss, predicted, sigma = self.loss(batch, context)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         scale = min(1.0, (self.step + 1) / 100) * min(
             1.0, (self.num_steps - self.step) / (0.4 * self.num_steps)

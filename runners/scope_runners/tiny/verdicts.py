@@ -182,7 +182,8 @@ def table(figures: Sequence[Figure]) -> str:
         target = "" if figure.target is None else f"≥ {figure.target:g} {figure.unit}"
         target += " **missed**" if figure.missed else ""
         sign = "+" if figure.unit == "points" else ""
-        lines.append(f"| {figure.label} | {figure.value:{sign}.1f} {figure.unit} | {target} |")
+        value = f"{figure.value:{sign}.1f} {figure.unit}" if figure.value < math.inf else "never"
+        lines.append(f"| {figure.label} | {value} | {target} |")
     return "\n".join(lines)
 
 

@@ -1,0 +1,121 @@
+"""A mistake is answered with one sentence and exit code 2, before anything starts or is written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scope_runners.main import main
+
+PROMPT = ["--prompt", "a red circle"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--prompt", "a pink circle"], "--prompt: unknown word 'pink'"),
+        ([*PROMPT, "--prompt-at", "6s:a red dog"], "--prompt-at 6s: unknown word 'dog'"),
+        ([*PROMPT, "--height", "100"], "--height 100 is not a positive multiple of 16; try 96"),
+        ([*PROMPT, "--width", "0"], "--width 0"),
+        ([*PROMPT, "--plan", "tp_v1_1", "--tp", "3"], "--tp 3 does not divide"),
+        ([*PROMPT, "--tp", "2"], "--plan tp_v1_1"),
+        ([*PROMPT, "--plan", "pp1", "--tp", "0"], "--tp"),
+        ([*PROMPT, "--model", "no/such/folder"], "no/such/folder"),
+        ([*PROMPT, "--seed", "-1"], "--seed"),
+        ([*PROMPT, "--threads", "0"], "--threads"),
+        ([*PROMPT, "--kv-cache-attention-bias", "2"], "bias"),
+        ([*PROMPT, "--kv-cache-attention-bias", "0.0"], "bias"),
+        ([*PROMPT, "--seconds", "0"], "--seconds"),
+        ([*PROMPT, "--trace", "t.txt"], "t.txt"),
+        ([], "--prompt"),
+        ([*PROMPT, "--out", "video.avi"], "video.avi"),
+    ],
+)
+def test_it_is_one_sentence_and_leaves_no_file(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["stream", "--out", "video.mp4", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.startswith("scope-rt: ")
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["stream", *PROMPT, "--out", str(tmp_path / "file" / "video.mp4")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    (tmp_path / "video.png").mkdir()
+    assert main(["stream", *PROMPT, "--out", str(tmp_path / "video.mp4")]) == 2
+    assert "video.png" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "video.png"]
+
+
+def test_a_trace_may_not_take_the_name_of_the_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--out", str(tmp_path / "a.mp4"), "--trace", str(tmp_path / "a.json")]
+    assert main(["stream", *PROMPT, *files]) == 2
+    assert "--trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["sing"], ["stream", "--help-me"]])
+def test_commands_are_answered_in_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def run(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_help_does_not_load_pytorch() -> None:
+    script = "import sys; from scope_runners.main import main\ntry: main(['stream', '--help'])\n"
+    script += "finally: assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", script], stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_a_multi_rank_mistake_is_told_once(tmp_path: Path) -> None:
+    out = str(tmp_path / "video.mp4")
+    arguments = ["--plan", "pp1", "--oversubscribe", "--prompt", "a red cow", "--out", out]
+    done = run(["scope_runners.main", "stream", *arguments])
+    assert done.returncode == 2
+    assert done.stderr.startswith("scope-rt: --prompt: unknown word 'cow'")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_few_processes_under_a_launcher_are_refused(tmp_path: Path) -> None:
+    arguments = [*PROMPT, "--plan", "pp1", "--out", str(tmp_path / "video.mp4")]
+    done = run(["scope_runners.stream", *arguments], RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    assert done.returncode == 2
+    assert "needs 2 processes, got 1" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_outside_its_group_is_refused(tmp_path: Path) -> None:
+    arguments = [*PROMPT, "--out", str(tmp_path / "video.mp4")]
+    done = run(["scope_runners.stream", *arguments], RANK="3", WORLD_SIZE="1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("rank 3: RANK is 3 of 1 processes")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,55 @@
+"""Plans change where a stream is made, not what is seen."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+STREAM = ["-m", "scope_runners.main", "stream", "--json", "--seconds", "3", "--seed", "7"]
+STREAM += ["--prompt", "a red circle", "--prompt-at", "1s:a green square", "--hard-cut-at", "2s"]
+
+
+def run(out: Path, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, *STREAM, "--out", str(out), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads(done.stdout)
+    assert isinstance(summary, dict)
+    return summary
+
+
+def test_pp1_makes_the_chunks_of_single_and_shows_both_ranks(tmp_path: Path) -> None:
+    single = run(tmp_path / "single.mp4")
+    trace = tmp_path / "trace.json"
+    pipelined = run(
+        tmp_path / "pp1.mp4",
+        *("--plan", "pp1", "--tp", "1", "--oversubscribe", "--trace", str(trace)),
+    )
+    assert pipelined["ranks"] == 2
+    digests = [
+        [(chunk["cache_epoch"], chunk["latents_sha256"]) for chunk in summary["chunks"]]
+        for summary in (single, pipelined)
+    ]
+    assert len(digests[0]) == 4
+    assert digests[0] == digests[1]
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if "dur" in event]
+    assert {(event["pid"], event["cat"]) for event in spans} >= {(0, "decode"), (1, "generate")}
+
+
+def test_a_rank_whose_peer_never_comes_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    command = [sys.executable, "-m", "scope_runners.stream", "--plan", "pp1"]
+    command += ["--prompt", "a red circle", "--out", str(tmp_path / "video.mp4")]
+    done = subprocess.run(
+        command,
+        env=os.environ | environ | {"SCOPE_GROUP_TIMEOUT_S": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("rank 1: meeting the other ranks")
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
