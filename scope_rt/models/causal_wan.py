@@ -247,6 +247,7 @@ class CausalWanModel(nn.Module):
             x = block(x, mod, rope, kv, attend)
         shift, scale = modulation.head
         x = self.proj_out(plain_norm(x, self.config.eps) * (1 + scale) + shift)
-        return rearrange(
+        flow: Tensor = rearrange(
             x, "b f (h w) (p q c) -> b f c (h p) (w q)", h=height // 2, w=width // 2, p=2, q=2
         )
+        return flow

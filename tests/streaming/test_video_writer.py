@@ -38,8 +38,15 @@ def decode(path: Path) -> tuple[NDArray[np.uint8], list[float | None]]:
     return pixels_THWC.astype(np.uint8), [frame.time for frame in frames]
 
 
-def writer_for(path: Path, **options: int) -> VideoWriter:
-    return VideoWriter(path, width=SIDE, height=SIDE, fps=16, **options)
+def writer_for(path: Path, *, scale: int | None = None, max_queued_chunks: int = 8) -> VideoWriter:
+    return VideoWriter(
+        path,
+        width=SIDE,
+        height=SIDE,
+        fps=16,
+        scale=scale,
+        max_queued_chunks=max_queued_chunks,
+    )
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class Trainer:
         """One optimiser step on fresh clips; returns the loss."""
         clips = sample_clips(batch, CLIP_FRAMES, self.generator, CHANGE_PROBABILITY)
         loss = self.loss(clips.video_BTCHW)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(self.codec.decoder.parameters(), 1.0)
         progress = self.step / self.num_steps
         warmup = min(1.0, (self.step + 1) / WARMUP_STEPS)
