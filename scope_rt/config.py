@@ -24,8 +24,10 @@ class RuntimeConfig:
     kv_bias_backend: str = "sdpa"
     kv_cache_recompute_every: int = RECOMPUTE_NEVER
     tp_allow_compile: bool = False
+    start_timeout_s: float = 300.0
+    """How long ranks wait for each other to come, to load the model, and at the end."""
     group_timeout_s: float = 60.0
-    """Bound of every collective of a generator group, and of the group's start."""
+    """Bound of every transfer, every collective, and of rank0's wait for a chunk."""
     idle_timeout_s: float = 3600.0
     """How long a mesh rank waits for its next envelope before it gives up on rank0."""
 
@@ -49,6 +51,7 @@ class RuntimeConfig:
                 env, "SCOPE_KV_CACHE_RECOMPUTE_EVERY", RECOMPUTE_NEVER
             ),
             tp_allow_compile=bool(_switch(env, "SCOPE_TP_ALLOW_COMPILE", False)),
+            start_timeout_s=_seconds(env, "SCOPE_START_TIMEOUT_S", 300.0),
             group_timeout_s=_seconds(env, "SCOPE_GROUP_TIMEOUT_S", 60.0),
             idle_timeout_s=_seconds(env, "SCOPE_IDLE_TIMEOUT_S", 3600.0),
         )

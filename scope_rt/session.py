@@ -12,8 +12,8 @@ from typing import Self
 import torch
 
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import LinkError, UserInputError
-from scope_rt.config import RuntimeConfig
+from scope_contracts.errors import UserInputError
+from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
 from scope_rt.control.controller import Chunk, Controller
 from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
@@ -76,6 +76,7 @@ class StreamSession:
         width = self.recipe.default_width if width is None else width
         topology = Topology(plan_id=_plan_named(plan), tp_degree=tp)
         check_degree(folder.config, tp)
+        check_environment(config, topology)
         codec, self._text_encoder = folder.codec(), folder.text_encoder()
         geometry = folder.geometry(codec=codec, text=self._text_encoder, dtype=dtype)
         check_inputs(
@@ -92,6 +93,8 @@ class StreamSession:
         self.is_control_rank = config.rank == 0
         self._rank = Rank(setup, geometry, self._trace)
         self._controller: Controller | None = None
+        self._served = False
+        self._spans: tuple[Span, ...] | None = None
         if self.is_control_rank:
             settings = StreamSettings(
                 plan_id=topology.plan_id,
@@ -127,7 +130,9 @@ class StreamSession:
             UserInputError: a prompt cannot be read; nothing was started.
         """
         if self._controller is None:
-            self._rank.serve()
+            if not self._served:
+                self._served = True
+                self._rank.serve()
             return iter(())
         events = [
             ScheduledDirective(
@@ -136,7 +141,8 @@ class StreamSession:
             )
             for event in schedule
         ]
-        self._controller.inbox.post(self._directive(prompt, hard_cut=True))
+        start = Directive(hard_cut=True, drop_in_flight=True)
+        self._controller.inbox.post(start.then(self._directive(prompt, hard_cut=True)))
         self._controller.inbox.schedule(events)
         return self._controller.run(num_chunks)
 
@@ -153,12 +159,23 @@ class StreamSession:
         self._post(Directive(hard_cut=True, drop_in_flight=True))
 
     def close(self) -> tuple[Span, ...]:
-        """End the stream on all ranks; returns the spans of every rank."""
+        """End the stream on all ranks; returns the spans of every rank. Idempotent.
+
+        After a failure in the middle of a chunk there is nobody to say goodbye to: this rank
+        leaves, which is what tells the others, and its own spans are returned.
+        """
+        if self._spans is None:
+            if self._controller is not None and self._controller.is_midway:
+                self._spans = self._trace.spans
+            else:
+                self._spans = self._end_together()
+            leave_world()
+        return self._spans
+
+    def _end_together(self) -> tuple[Span, ...]:
         if self._controller is not None:
             self._controller.close()
-        spans = self._rank.gather_spans()
-        leave_world()
-        return spans
+        return self._rank.gather_spans()
 
     def __enter__(self) -> Self:
         return self
@@ -169,13 +186,11 @@ class StreamSession:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close. After a lost link there is nobody to say goodbye to, and a mesh rank that failed
-        must not wait for the others: its leaving is what tells them.
-        """
-        if isinstance(error, LinkError) or (error is not None and not self.is_control_rank):
-            leave_world()
-        else:
+        """Close; but a mesh rank that failed leaves at once, which is what tells the others."""
+        if error is None or self.is_control_rank:
             self.close()
+        else:
+            leave_world()
 
     def _post(self, directive: Directive) -> None:
         if self._controller is None:
@@ -195,6 +210,27 @@ def _plan_named(plan: str) -> PlanId:
     except ValueError:
         choices = ", ".join(PlanId)
         raise UserInputError(f"--plan {plan!r} is unknown; choose one of {choices}") from None
+
+
+def check_environment(config: RuntimeConfig, topology: Topology) -> None:
+    """Refuse environment variables that ask for another plan than the arguments do.
+
+    Raises:
+        UserInputError: naming the variable.
+    """
+    if config.tp_plan not in (None, topology.plan_id):
+        raise UserInputError(
+            f"SCOPE_TP_PLAN is {config.tp_plan!r}, --plan is {topology.plan_id}; unset the variable"
+        )
+    if config.pp_enabled not in (None, topology.pipelined):
+        raise UserInputError(
+            f"SCOPE_PP_ENABLED contradicts --plan {topology.plan_id}; unset the variable"
+        )
+    if config.kv_cache_recompute_every != RECOMPUTE_NEVER or config.tp_allow_compile:
+        raise UserInputError(
+            "SCOPE_KV_CACHE_RECOMPUTE_EVERY and SCOPE_TP_ALLOW_COMPILE are not supported yet; "
+            "unset them"
+        )
 
 
 def check_inputs(

@@ -132,40 +132,44 @@ def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
     writer = VideoWriter(
         files.video, width=job.width, height=job.height, fps=job.recipe.fps, trace=trace
     )
-    with StopRequest() as stop, writer:
-        try:
-            with ExitStack() as on_failure:
-                on_failure.push(session)
-                _record(job, session, writer, recorder, stop)
-                on_failure.pop_all()
-            spans = session.close()
-        except RecordingError:
-            raise
-        except ScopeError as error:
-            failure = error
-    if failure is not None and not recorder.chunks:
-        raise failure
-    complete = len(recorder.chunks) == job.timeline.num_chunks
-    cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
-    summary = summarise(
-        job,
-        [chunk.encoded(ms) for chunk, ms in zip(recorder.chunks, writer.encode_ms, strict=True)],
-        ending=Ending.FAILED if failure is not None else cut_short,
-        moments=Moments(
-            started_s=started_s,
-            ready_s=ready_s,
-            first_frame_s=recorder.first_frame_s,
-            written_s=time.perf_counter(),
-        ),
-        cache_bytes=session.cache_bytes,
-        blocked_s=writer.blocked_s,
-        files=files,
-    )
-    _publish(summary, files, recorder.storyboard, spans)
-    _report(summary, as_json=job.request.json)
-    if failure is not None:
-        raise failure
-    return 0 if complete or stop.signum is None else 128 + stop.signum
+    with StopRequest() as stop:
+        with writer:
+            try:
+                with ExitStack() as on_failure:
+                    on_failure.push(session)
+                    _record(job, session, writer, recorder, stop)
+                    on_failure.pop_all()
+                spans = session.close()
+            except RecordingError:
+                raise
+            except ScopeError as error:
+                failure = error
+        if failure is not None and not recorder.chunks:
+            raise failure
+        complete = len(recorder.chunks) == job.timeline.num_chunks
+        cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
+        summary = summarise(
+            job,
+            [
+                chunk.encoded(ms)
+                for chunk, ms in zip(recorder.chunks, writer.encode_ms, strict=True)
+            ],
+            ending=Ending.FAILED if failure is not None else cut_short,
+            moments=Moments(
+                started_s=started_s,
+                ready_s=ready_s,
+                first_frame_s=recorder.first_frame_s,
+                written_s=time.perf_counter(),
+            ),
+            cache_bytes=session.cache_bytes,
+            blocked_s=writer.blocked_s,
+            files=files,
+        )
+        _publish(summary, files, recorder.storyboard, spans)
+        _report(summary, as_json=job.request.json)
+        if failure is not None:
+            raise failure
+        return 0 if complete or stop.signum is None else 128 + stop.signum
 
 
 def _trace(job: StreamJob, config: RuntimeConfig) -> Trace:

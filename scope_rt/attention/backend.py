@@ -1,6 +1,7 @@
 """Which backend runs is a contract between ranks: it is named, never guessed.
 
-A bias of 1.0 stays on the same backend as any other: the scalar does not choose the kernel.
+A bias of 1.0 stays on the same backend as any other. On the CPU, SDPA's one kernel takes the bias
+as a mask; on GPUs, where a mask may choose another kernel, the LSE merge is to come.
 """
 
 from collections.abc import Sequence

@@ -5,13 +5,16 @@ sent. A result of an older epoch is never decoded and never emitted.
 """
 
 import hashlib
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -102,36 +105,37 @@ class Controller:
         )
         self._text: Conditioning | None = None
         self._in_flight: deque[_InFlight] = deque()
-
-    @property
-    def next_chunk_index(self) -> int:
-        return self._planner.next_chunk_index
+        self._first_epoch = 0
+        """Results of older epochs are dropped."""
+        self.is_midway = False
+        """Whether an error left the mesh in the middle of a chunk, where nothing can end it."""
 
     def run(self, num_chunks: int | None = None) -> Iterator[Chunk]:
         """Emit `num_chunks` chunks, or chunks without end."""
-        end = None if num_chunks is None else self.next_chunk_index + num_chunks
-        while end is None or self.next_chunk_index < end:
-            directive = self.inbox.take(self.next_chunk_index)
-            if directive.hard_cut and directive.drop_in_flight:
-                self.drain()
-            room = 0 if directive.hard_cut else self._max_in_flight - 1
-            while len(self._in_flight) > room:
-                yield self._finish()
-            self._start(directive)
-            if len(self._in_flight) == self._max_in_flight:
-                yield self._finish()
-        while self._in_flight:
-            yield self._finish()
+        wanted = math.inf if num_chunks is None else num_chunks
+        while wanted > 0:
+            while len(self._in_flight) < self._max_in_flight and self._num_wanted() < wanted:
+                self._start(self.inbox.take(self._planner.next_chunk_index))
+            chunk = self._finish()
+            if chunk is not None:
+                wanted -= 1
+                yield chunk
 
-    def drain(self) -> None:
-        """Receive what is under way and drop it; the mesh cannot be stopped half-way."""
-        while self._in_flight:
-            self._in_flight.popleft()
-            self._mesh.collect()
+    def _num_wanted(self) -> int:
+        """Chunks under way that will be emitted."""
+        return sum(started.envelope.cache_epoch >= self._first_epoch for started in self._in_flight)
+
+    @contextmanager
+    def _talking(self) -> Iterator[None]:
+        """The mesh is in the middle of something; an error in here leaves it there."""
+        self.is_midway = True
+        yield
+        self.is_midway = False
 
     def close(self) -> None:
-        """Drain, then tell the mesh to stop."""
-        self.drain()
+        """Receive what is under way, which cannot be stopped, and tell the mesh to end."""
+        while self._in_flight:
+            self._collect(self._in_flight.popleft().envelope)
         self._mesh.shutdown(
             shutdown_envelope(
                 plan_id=self._planner.settings.plan_id,
@@ -154,7 +158,10 @@ class Controller:
             preflight(envelope, {spec.name: spec for spec in envelope.tensors}, self._geometry)
             lifecycle = self._lifecycle.enter(envelope).commit(envelope.expected_generator_calls)
         plan_ms = (time.perf_counter_ns() - start_ns) / 1e6
-        self._mesh.submit(envelope, tensors)
+        with self._talking():
+            self._mesh.submit(envelope, tensors)
+        if directive.drop_in_flight:
+            self._first_epoch = envelope.cache_epoch
         self._planner, self._lifecycle, self._text = following, lifecycle, text
         self._in_flight.append(_InFlight(envelope=envelope, prompt=text.prompt, plan_ms=plan_ms))
 
@@ -175,22 +182,23 @@ class Controller:
             tensors[CONDITIONING_EMBEDS] = text.embeds.to(dtype)
         return replace(envelope, tensors=specs_of(tensors)), tensors
 
-    def _finish(self) -> Chunk:
-        """Receive the oldest chunk under way, check that it is the one planned, and decode it."""
+    def _finish(self) -> Chunk | None:
+        """Receive the oldest chunk under way and decode it; None if its epoch was cut off."""
         started = self._in_flight.popleft()
         envelope, clock = started.envelope, time.perf_counter_ns
         t0 = clock()
         with self._trace.span("wait", track="control"):
-            result, tensors = self._mesh.collect()
+            result, latents = self._collect(envelope)
         t1 = clock()
-        _check_answer(envelope, result)
+        if result.cache_epoch < self._first_epoch:
+            return None
         if envelope.init_cache:
             self._decoder.reset()
-        latents = tensors[LATENTS_OUT]
         with self._trace.span(f"decode {envelope.chunk_index}", track="decode"):
-            frames = self._decoder.decode(latents)[0].numpy()
+            frames = self._decoder.decode(latents.float())[0].numpy()
         t2 = clock()
-        digest = hashlib.sha256(latents.contiguous().numpy().tobytes()).hexdigest()
+        raw = latents.contiguous().view(torch.uint8).numpy().tobytes()
+        digest = hashlib.sha256(raw).hexdigest()
         own = {"plan": started.plan_ms, "wait": (t1 - t0) / 1e6, "decode": (t2 - t1) / 1e6}
         return Chunk(
             chunk_index=envelope.chunk_index,
@@ -202,6 +210,13 @@ class Controller:
             generator_calls=result.observed_generator_calls,
             stage_ms=own | dict(result.stage_ms) | {"digest": (clock() - t2) / 1e6},
         )
+
+    def _collect(self, envelope: PPEnvelope) -> tuple[PPResult, Tensor]:
+        """The result of `envelope` and its latents, checked to be the answer to it."""
+        with self._talking():
+            result, tensors = self._mesh.collect()
+        _check_answer(envelope, result)
+        return result, tensors[LATENTS_OUT]
 
 
 def _check_answer(envelope: PPEnvelope, result: PPResult) -> None:

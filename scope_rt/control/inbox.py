@@ -55,8 +55,9 @@ class ControlInbox:
             self._pending = self._pending.then(directive)
 
     def schedule(self, events: Iterable[ScheduledDirective]) -> None:
-        """Ask for something at chunks that are still to come."""
+        """Ask for something at chunks that are still to come, instead of what was asked before."""
         with self._lock:
+            self._schedule.clear()
             for event in events:
                 planned = self._schedule.get(event.chunk_index, Directive())
                 self._schedule[event.chunk_index] = planned.then(event.directive)
@@ -64,8 +65,8 @@ class ControlInbox:
     def take(self, chunk_index: int) -> Directive:
         """Everything asked for up to the planning of `chunk_index`."""
         with self._lock:
-            due = [index for index in sorted(self._schedule) if index <= chunk_index]
-            taken, self._pending = self._pending, Directive()
-            for index in due:
-                taken = self._schedule.pop(index).then(taken)
+            taken = Directive()
+            for index in [index for index in sorted(self._schedule) if index <= chunk_index]:
+                taken = taken.then(self._schedule.pop(index))
+            taken, self._pending = taken.then(self._pending), Directive()
             return taken

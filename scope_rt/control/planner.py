@@ -32,7 +32,7 @@ class Planner:
     next_start_frame: int = 0
 
     def next(self, *, hard_cut: bool, new_text: bool) -> tuple[PPEnvelope, "Planner"]:
-        """Plan the next chunk; tensors are announced later, by `packing.pack`.
+        """Plan the next chunk; tensors are announced when the controller packs them.
 
         The first chunk of a stream is a hard cut whatever is asked for.
         """

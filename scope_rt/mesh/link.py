@@ -6,7 +6,7 @@ memory: a chunk of latents is about a megabyte, not worth a second transport.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -32,35 +32,9 @@ def _frames(message: PPEnvelope | PPResult, tensors: Tensors) -> list[Tensor]:
     return [header, body, *payload]
 
 
-def _receive(
-    fill: Callable[[Tensor], None], decode: Callable[[bytes], M]
-) -> tuple[M, dict[str, Tensor]]:
-    """Read one message; `fill` returns when its tensor has arrived.
-
-    Raises:
-        ContractError: the header or the bytes are not a message of this protocol.
-        LinkError: the peer is gone or silent.
-    """
-    header = torch.empty(2, dtype=torch.int64)
-    fill(header)
-    magic, length = (int(number) for number in header)
-    if magic != MAGIC or not 0 < length <= MAX_MESSAGE_BYTES:
-        raise WireError(
-            f"header: got magic {magic:#x} and {length} bytes, want magic {MAGIC:#x} and at most "
-            f"{MAX_MESSAGE_BYTES} bytes; install the same package on every rank"
-        )
-    body = torch.empty(length, dtype=torch.uint8)
-    fill(body)
-    message = decode(body.numpy().tobytes())
-    tensors = {spec.name: empty(spec) for spec in message.tensors}
-    for tensor in tensors.values():
-        fill(tensor)
-    return message, tensors
-
-
 class PeerLink:
-    """Messages between rank0 and a leader. A send is started now and finished before the next one
-    but one, so that two ranks that both have something to say never wait for each other.
+    """Messages between two ranks. A send is started now and finished before the next one but one,
+    so that two ranks that both have something to say never wait for each other.
     """
 
     def __init__(self, transfers: Transfers, *, peer: int) -> None:
@@ -73,11 +47,15 @@ class PeerLink:
         frames = _frames(message, tensors)
         self._outbox.append([self._transfers.send(frame, to=self._peer) for frame in frames])
 
-    def receive_envelope(self) -> tuple[PPEnvelope, dict[str, Tensor]]:
-        return _receive(self._fill, decode_envelope)
+    def receive_envelope(
+        self, admit: Callable[[PPEnvelope], None]
+    ) -> tuple[PPEnvelope, dict[str, Tensor]]:
+        return self._receive(decode_envelope, admit)
 
-    def receive_result(self) -> tuple[PPResult, dict[str, Tensor]]:
-        return _receive(self._fill, decode_result)
+    def receive_result(
+        self, admit: Callable[[PPResult], None]
+    ) -> tuple[PPResult, dict[str, Tensor]]:
+        return self._receive(decode_result, admit)
 
     def flush(self) -> None:
         """Return when everything sent has left."""
@@ -88,22 +66,53 @@ class PeerLink:
         for work in self._outbox.popleft():
             self._transfers.finish(work)
 
-    def _fill(self, tensor: Tensor) -> None:
-        self._transfers.receive(tensor, source=self._peer)
+    def _receive(
+        self, decode: Callable[[bytes], M], admit: Callable[[M], None]
+    ) -> tuple[M, dict[str, Tensor]]:
+        """Read one message; `admit` refuses one whose tensors must not be received.
+
+        Raises:
+            ContractError: the header or the bytes are not a message of this protocol.
+            LinkError: the peer is gone or silent.
+        """
+        header = torch.empty(2, dtype=torch.int64)
+        self._fill(header, begins=True)
+        magic, length = (int(number) for number in header)
+        if magic != MAGIC or not 0 < length <= MAX_MESSAGE_BYTES:
+            raise WireError(
+                f"header: got magic {magic:#x} and {length} bytes, want magic {MAGIC:#x} and at "
+                f"most {MAX_MESSAGE_BYTES} bytes; install the same package on every rank"
+            )
+        body = torch.empty(length, dtype=torch.uint8)
+        self._fill(body)
+        message = decode(body.numpy().tobytes())
+        admit(message)
+        tensors = {spec.name: empty(spec) for spec in message.tensors}
+        for tensor in tensors.values():
+            self._fill(tensor)
+        return message, tensors
+
+    def _fill(self, tensor: Tensor, *, begins: bool = False) -> None:
+        self._transfers.receive(tensor, source=self._peer, begins=begins)
 
 
 class GroupLink:
-    """Messages from a generator group's leader to all its ranks."""
+    """Messages from a generator group's leader to each of its other ranks."""
 
-    def __init__(self, transfers: Transfers, *, leader: int) -> None:
-        self._transfers, self._leader = transfers, leader
+    def __init__(self, transfers: Transfers, *, rank: int, ranks: Sequence[int]) -> None:
+        leader, *followers = ranks
+        peers = followers if rank == leader else [leader]
+        self._links = [PeerLink(transfers, peer=peer) for peer in peers]
 
     def send(self, envelope: PPEnvelope, tensors: Tensors) -> None:
-        for frame in _frames(envelope, tensors):
-            self._fill(frame)
+        for link in self._links:
+            link.send(envelope, tensors)
 
-    def receive(self) -> tuple[PPEnvelope, dict[str, Tensor]]:
-        return _receive(self._fill, decode_envelope)
+    def receive(self, admit: Callable[[PPEnvelope], None]) -> tuple[PPEnvelope, dict[str, Tensor]]:
+        (leader,) = self._links
+        return leader.receive_envelope(admit)
 
-    def _fill(self, tensor: Tensor) -> None:
-        self._transfers.broadcast(tensor, root=self._leader)
+    def flush(self) -> None:
+        """Return when everything sent has left."""
+        for link in self._links:
+            link.flush()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
+from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError, UserInputError
 from scope_rt.config import RuntimeConfig
 from scope_rt.mesh.topology import Topology
 
@@ -28,11 +28,25 @@ def named_failures(what: str) -> Iterator[None]:
         raise _link_error(what, str(error)) from error
 
 
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Say where a link error happened."""
+    try:
+        yield
+    except LinkError as error:
+        raise type(error)(f"{where}: {error.args[0]}") from error
+
+
 def _link_error(what: str, text: str) -> LinkError:
-    if "timed out" in text.lower() or "timeout" in text.lower():
+    said = re.sub(r"^\[[^]]*\]\s*", "", text.partition("\n")[0])[:160]  # without gloo's source path
+    lowered = text.lower()
+    if "timed out" in lowered or "timeout" in lowered:
         return LinkTimeoutError(f"{what}: no answer within the bound")
-    first_line = re.sub(r"^\[[^]]*\]\s*", "", text.splitlines()[0])  # without gloo's source path
-    return PeerLostError(f"{what}: a peer is gone ({first_line[:160]})")
+    if "address already in use" in lowered or "eaddrinuse" in lowered:
+        return LinkError(f"{what}: MASTER_PORT is taken; choose another")
+    if any(sign in lowered for sign in ("closed", "reset", "broken pipe", "connection refused")):
+        return PeerLostError(f"{what}: the peer is gone ({said})")
+    return LinkError(f"{what}: {said}")
 
 
 class TorchCollectives:
@@ -61,8 +75,10 @@ class Work:
 class Transfers:
     """Bounded tensor transfers between the ranks of one gloo group; ranks are world ranks."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, timeout_s: float, patience_s: float) -> None:
+        """`timeout_s` bounds every transfer, `patience_s` the wait for a message to begin."""
         self._group = group
+        self._timeout, self._patience = timedelta(seconds=timeout_s), timedelta(seconds=patience_s)
 
     def send(self, tensor: Tensor, *, to: int) -> Work:
         """Start a send."""
@@ -74,17 +90,14 @@ class Transfers:
     def finish(self, work: Work) -> None:
         """Return when the send is done, or raise the LinkError that ended it."""
         with named_failures(f"send to rank {work.peer}"):
-            work.handle.wait()
+            work.handle.wait(self._timeout)
 
-    def receive(self, tensor: Tensor, *, source: int) -> None:
-        """Fill `tensor` from `source`."""
+    def receive(self, tensor: Tensor, *, source: int, begins: bool) -> None:
+        """Fill `tensor` from `source`; `begins` says that nothing of its message came before."""
         with named_failures(f"receive from rank {source}"):
-            dist.recv(tensor, source, group=self._group)
-
-    def broadcast(self, tensor: Tensor, *, root: int) -> None:
-        """Fill `tensor` on every rank of the group with the root's."""
-        with named_failures(f"broadcast from rank {root}"):
-            dist.broadcast(tensor, root, group=self._group)
+            handle = dist.irecv(tensor, source, group=self._group)
+            assert handle is not None, "this rank is not in the group"
+            handle.wait(self._patience if begins else self._timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +121,13 @@ def join_world(config: RuntimeConfig) -> None:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(config.local_rank)
-    with named_failures("meeting the other ranks"):
-        dist.init_process_group(backend, timeout=timedelta(seconds=config.group_timeout_s))
+    try:
+        with named_failures("meeting the other ranks"):
+            dist.init_process_group(backend, timeout=timedelta(seconds=config.start_timeout_s))
+    except ValueError as error:
+        raise UserInputError(
+            f"this process cannot find the other ranks ({error}); start it with torchrun"
+        ) from error
 
 
 def exchange(payload: bytes) -> list[bytes]:
@@ -127,19 +145,20 @@ def exchange(payload: bytes) -> list[bytes]:
 
 def build_groups(config: RuntimeConfig, topology: Topology) -> ProcessGroups:
     """The groups of `topology`; every rank calls this once, after parity was checked."""
-    group_s, idle_s = (
-        timedelta(seconds=bound) for bound in (config.group_timeout_s, config.idle_timeout_s)
-    )
     generators, rank = list(topology.generator_ranks), config.rank
-    sums = dist.new_group(generators, timeout=group_s)
-    mesh = dist.new_group(generators, timeout=idle_s, backend="gloo")
+    bound_s, idle_s = config.group_timeout_s, config.idle_timeout_s
+    bound = timedelta(seconds=bound_s)
+    sums = dist.new_group(generators, timeout=bound)
+    mesh = dist.new_group(generators, timeout=bound, backend="gloo")
     link = None
     if topology.pipelined:
-        link = dist.new_group([0, topology.leader], timeout=idle_s, backend="gloo")
+        pair = dist.new_group([0, topology.leader], timeout=bound, backend="gloo")
+        # Rank0 waits for a chunk, which is under way; a mesh rank waits for rank0's next idea.
+        link = Transfers(pair, timeout_s=bound_s, patience_s=bound_s if rank == 0 else idle_s)
     in_mesh = rank in generators
     return ProcessGroups(
-        link=Transfers(link) if link is not None and rank in (0, topology.leader) else None,
-        mesh=Transfers(mesh) if in_mesh else None,
+        link=link if rank in (0, topology.leader) else None,
+        mesh=Transfers(mesh, timeout_s=bound_s, patience_s=idle_s) if in_mesh else None,
         sums=TorchCollectives(sums) if in_mesh else None,
     )
 

@@ -81,28 +81,36 @@ class Rank:
     def __init__(self, setup: RankSetup, geometry: ChunkGeometry, trace: Trace) -> None:
         self._setup, self._geometry, self._trace = setup, geometry, trace
         self._groups = ProcessGroups(link=None, mesh=None, sums=None)
-        topology = setup.topology
+        self._worker: Worker | None = None
+        topology, rank = setup.topology, setup.config.rank
         topology.check_world_size(setup.config.world_size)
         if topology.world_size > 1:
+            mine = setup.parity_keys().encode()
             join_world(setup.config)
-            keys = exchange(setup.parity_keys().encode())
-            compare([ParityKeys.decode(data) for data in keys])
+            compare([ParityKeys.decode(keys) for keys in exchange(mine)])
             self._groups = build_groups(setup.config, topology)
+        if rank in topology.generator_ranks:
+            self._worker = self._load_worker()
+        if topology.world_size > 1:
+            exchange(b"ready")  # a rank that could not load stops all of them here
 
     def port(self) -> LocalMesh | RemoteMesh:
         """Rank0's way to the generator ranks."""
-        if self._groups.link is not None:
-            return RemoteMesh(PeerLink(self._groups.link, peer=self._setup.topology.leader))
-        return LocalMesh(self._worker(), self._group_link())
+        if self._worker is not None:
+            return LocalMesh(self._worker, self._group_link())
+        assert self._groups.link is not None, "rank0 generates, or has a leader to talk to"
+        link = PeerLink(self._groups.link, peer=self._setup.topology.leader)
+        return RemoteMesh(link, self._geometry)
 
     def serve(self) -> None:
         """Run envelopes until rank0 shuts the stream down (mesh ranks)."""
+        assert self._worker is not None, "mesh ranks are generator ranks"
         group = self._group_link()
         if self._groups.link is not None:
-            serve_leader(self._worker(), PeerLink(self._groups.link, peer=0), group)
+            serve_leader(self._worker, PeerLink(self._groups.link, peer=0), group)
         else:
             assert group is not None, "a follower has a leader"
-            serve_follower(self._worker(), group)
+            serve_follower(self._worker, group)
 
     def gather_spans(self) -> tuple[Span, ...]:
         """Every rank's spans, on every rank; all ranks call it once, after the shutdown."""
@@ -115,9 +123,11 @@ class Rank:
         topology = self._setup.topology
         if self._groups.mesh is None or topology.tp_degree == 1:
             return None
-        return GroupLink(self._groups.mesh, leader=topology.leader)
+        return GroupLink(
+            self._groups.mesh, rank=self._setup.config.rank, ranks=topology.generator_ranks
+        )
 
-    def _worker(self) -> Worker:
+    def _load_worker(self) -> Worker:
         setup, group = self._setup, self._groups.sums or SoloCollectives()
         ring = RingCache(
             setup.cache_spec(self._geometry),

@@ -1,4 +1,4 @@
-"""A generator rank: every envelope is checked in full before the model is entered.
+"""A generator rank: every envelope is admitted in full before the model is entered.
 
 The same `Worker` runs inside rank0 (`single`, `tp_v1_1`) and on mesh ranks. A rank that raises
 dies loudly; nothing here catches an error around a collective.
@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from scope_contracts.envelope import LATENTS_OUT, MessageKind, PPEnvelope, PPResult
+from scope_contracts.errors import PreflightError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.preflight import preflight
+from scope_contracts.tensor_spec import TensorSpec
 from scope_rt.mesh.budget import CallBudget
 from scope_rt.mesh.link import GroupLink, PeerLink
+from scope_rt.mesh.process_group import located
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.streaming.trace import Trace
 from scope_rt.tensors import specs_of
@@ -38,17 +41,18 @@ class Worker:
         self._generator, self._geometry, self._trace = generator, geometry, trace
         self._lifecycle = lifecycle
 
-    def check(self, envelope: PPEnvelope, tensors: Tensors) -> None:
-        """Refuse what may not run here and now, before other ranks are involved.
+    def admit(self, envelope: PPEnvelope) -> None:
+        """Refuse what may not run here and now, before its tensors or other ranks are involved.
 
         Raises:
             PreflightError, LifecycleError: naming the field.
         """
-        preflight(envelope, {spec.name: spec for spec in specs_of(tensors)}, self._geometry)
+        announced = {spec.name: spec for spec in envelope.tensors}
+        preflight(envelope, announced, self._geometry)
         self._lifecycle.enter(envelope)
 
     def execute(self, envelope: PPEnvelope, tensors: Tensors) -> Answer:
-        """Generate one chunk that was checked, here or by rank0 in this process.
+        """Generate one chunk that was admitted, or preflighted by rank0 in this process.
 
         Raises:
             LifecycleError: the envelope may not run here and now.
@@ -57,7 +61,10 @@ class Worker:
         self._lifecycle = self._lifecycle.enter(envelope)
         budget = CallBudget(envelope.chunk_index, envelope.expected_generator_calls)
         start_ns = time.perf_counter_ns()
-        with self._trace.span(f"generate {envelope.chunk_index}", track="generate"):
+        with (
+            self._trace.span(f"generate {envelope.chunk_index}", track="generate"),
+            located(f"chunk {envelope.chunk_index}"),
+        ):
             latents = self._generator.generate(envelope, tensors, budget.enter)
         self._lifecycle = self._lifecycle.commit(budget.observed)
         out = {LATENTS_OUT: latents.cpu()}
@@ -95,20 +102,35 @@ class LocalMesh:
     def shutdown(self, envelope: PPEnvelope) -> None:
         if self._group is not None:
             self._group.send(envelope, {})
+            self._group.flush()
         self._worker.stop(envelope)
 
 
 class RemoteMesh:
     """The port of `pp0` and `pp1`: a generator group behind its leader."""
 
-    def __init__(self, link: PeerLink) -> None:
-        self._link = link
+    def __init__(self, link: PeerLink, geometry: ChunkGeometry) -> None:
+        self._link, self._geometry = link, geometry
+        self._sent: deque[PPEnvelope] = deque()
 
     def submit(self, envelope: PPEnvelope, tensors: Tensors) -> None:
-        self._link.send(envelope, tensors)
+        with located(f"chunk {envelope.chunk_index}"):
+            self._link.send(envelope, tensors)
+        self._sent.append(envelope)
 
     def collect(self) -> Answer:
-        return self._link.receive_result()
+        envelope = self._sent.popleft()
+        shape = self._geometry.latent_shape(envelope.height, envelope.width)
+        want = (TensorSpec(LATENTS_OUT, self._geometry.dtype, shape),)
+
+        def admit(result: PPResult) -> None:
+            if result.tensors != want:
+                raise PreflightError(
+                    f"result of chunk {envelope.chunk_index}: got {result.tensors}, want {want}"
+                )
+
+        with located(f"chunk {envelope.chunk_index}"):
+            return self._link.receive_result(admit)
 
     def shutdown(self, envelope: PPEnvelope) -> None:
         self._link.send(envelope, {})
@@ -116,10 +138,12 @@ class RemoteMesh:
 
 
 def serve_leader(worker: Worker, link: PeerLink, group: GroupLink | None) -> None:
-    """Lead a generator group until rank0 shuts it down: check, pass on, run, answer."""
+    """Lead a generator group until rank0 shuts it down: admit, pass on, run, answer."""
     pass_on = _keep if group is None else group.send
     _serve(worker, link.receive_envelope, pass_on=pass_on, answer=link.send)
     link.flush()
+    if group is not None:
+        group.flush()
 
 
 def serve_follower(worker: Worker, group: GroupLink) -> None:
@@ -133,14 +157,13 @@ def _keep(message: PPEnvelope | PPResult, tensors: Tensors) -> None:
 
 def _serve(
     worker: Worker,
-    receive: Callable[[], tuple[PPEnvelope, dict[str, Tensor]]],
+    receive: Callable[[Callable[[PPEnvelope], None]], tuple[PPEnvelope, dict[str, Tensor]]],
     *,
     pass_on: Callable[[PPEnvelope, Tensors], None],
     answer: Callable[[PPResult, Tensors], None],
 ) -> None:
     while True:
-        envelope, tensors = receive()
-        worker.check(envelope, tensors)
+        envelope, tensors = receive(worker.admit)
         pass_on(envelope, tensors)
         if envelope.kind is MessageKind.SHUTDOWN:
             worker.stop(envelope)

@@ -69,8 +69,8 @@ class ChunkGenerator:
     ) -> Tensor:
         """The chunk's latents `[B, F, C, H/8, W/8]`, in the dtype of `latents_in`.
 
-        `tensors` hold `latents_in`, and `conditioning_embeds` where the text changed. `enter_call`
-        is called before every generator call and refuses one that was not planned.
+        `tensors` hold `latents_in`, and `conditioning_embeds` where `reset_crossattn_cache` is set.
+        `enter_call` is called before every generator call and refuses one that was not planned.
 
         Raises:
             CacheError: the chunk does not continue the ring.
@@ -79,7 +79,7 @@ class ChunkGenerator:
         """
         if envelope.reset_kv_cache:
             self.ring.reset()
-        if CONDITIONING_EMBEDS in tensors:
+        if envelope.reset_crossattn_cache:
             self._text = self.model.text_kv(self._on_device(tensors[CONDITIONING_EMBEDS])[:, None])
         if not self._text:
             raise OrderError(f"chunk {envelope.chunk_index}: no conditioning_embeds so far")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -66,6 +66,7 @@ class ModelFolder:
                 f"the embedded model"
             )
         config = CausalWanConfig.from_folder(path / "transformer")
+        _check_weights(path / "transformer", config)
         return cls(path=path, recipe=Recipe.from_folder(path), config=config)
 
     def fingerprint(self) -> str:
@@ -74,7 +75,8 @@ class ModelFolder:
         for file in sorted(self.path.rglob("*")):
             if file.suffix in (".json", ".safetensors"):
                 digest.update(file.relative_to(self.path).as_posix().encode())
-                digest.update(hashlib.sha256(file.read_bytes()).digest())
+                with file.open("rb") as opened:
+                    digest.update(hashlib.file_digest(opened, "sha256").digest())
         return digest.hexdigest()
 
     def transformer(
@@ -105,17 +107,37 @@ class ModelFolder:
 
     def _weights(self) -> dict[str, Tensor]:
         """All weights of the transformer, from one file or several, under diffusers' names."""
-        folder = self.path / "transformer"
-        paths = sorted(folder.glob("*.safetensors"))
-        if not paths:
-            raise UserInputError(f"{folder} has no .safetensors file; copy the weights there")
         weights: dict[str, Tensor] = {}
-        for path in paths:
-            try:
-                weights |= load_file(path)
-            except (SafetensorError, OSError) as error:
-                raise UserInputError(f"cannot read {path}: {error}; copy the file again") from error
+        for path in sorted((self.path / "transformer").glob("*.safetensors")):
+            weights |= load_file(path)
         return to_diffusers(weights)
+
+
+def _check_weights(folder: Path, config: CausalWanConfig) -> None:
+    """Compare names and shapes on disk with what `config` needs; reads headers only.
+
+    Raises:
+        UserInputError: no file, an unreadable file, or weights of another model.
+    """
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise UserInputError(f"{folder} has no .safetensors file; copy the weights there")
+    shapes: dict[str, list[int]] = {}
+    for path in paths:
+        try:
+            with safe_open(path, "pt") as file:
+                shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UserInputError(f"cannot read {path}: {error}; copy the file again") from error
+    with torch.device("meta"):
+        needed = {name: list(p.shape) for name, p in CausalWanModel(config).named_parameters()}
+    have = to_diffusers(shapes)
+    wrong = sorted(name for name in needed | have if needed.get(name) != have.get(name))
+    if wrong:
+        raise UserInputError(
+            f"{folder}: {len(wrong)} weights do not fit config.json, {wrong[0]!r} first; "
+            f"copy the folder again"
+        )
 
 
 def embedded_folder() -> Path:

@@ -1,9 +1,9 @@
 """Weights in the original Wan naming load as the same model under diffusers' names."""
 
 from collections.abc import Mapping
+from typing import TypeVar
 
-from torch import Tensor
-
+T = TypeVar("T")
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "generator.", "model.")
 """Wrappers that trainers and servers put in front of every name."""
 
@@ -29,7 +29,7 @@ RENAMES = (
 """Original part of a name -> diffusers' part, applied in order."""
 
 
-def is_original(weights: Mapping[str, Tensor]) -> bool:
+def is_original(weights: Mapping[str, object]) -> bool:
     """Whether `weights` carry the names of Wan's own repository."""
     return any(".self_attn." in name for name in weights)
 
@@ -43,8 +43,8 @@ def diffusers_name(name: str) -> str:
     return name
 
 
-def to_diffusers(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All weights under diffusers' names; names already converted stay as they are."""
+def to_diffusers(weights: Mapping[str, T]) -> dict[str, T]:
+    """All weights (or what is known of them) under diffusers' names; those are left alone."""
     if not is_original(weights):
         return dict(weights)
     return {diffusers_name(name): weight for name, weight in weights.items()}

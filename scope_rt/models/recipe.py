@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -63,9 +64,28 @@ class Recipe:
         if set(raw) != names:
             wrong = ", ".join(sorted(set(raw) ^ names))
             raise UserInputError(f"{path}: these entries are unknown or missing: {wrong}")
-        raw["denoising_steps"] = tuple(raw["denoising_steps"])
-        raw["cache_upkeep"] = CacheUpkeep(raw["cache_upkeep"])
-        return cls(**raw)
+        try:
+            raw["denoising_steps"] = tuple(float(step) for step in raw["denoising_steps"])
+            raw["cache_upkeep"] = CacheUpkeep(raw["cache_upkeep"])
+            recipe = cls(**raw)
+            recipe._check()
+        except (TypeError, ValueError) as error:
+            raise UserInputError(f"{path}: {error}; correct the entry") from error
+        return recipe
+
+    def _check(self) -> None:
+        """Raises ValueError for a recipe that no stream could follow."""
+        steps = self.denoising_steps
+        falling = all(later < earlier for earlier, later in pairwise(steps))
+        if not steps or not falling or not 0 < steps[-1] <= steps[0] <= 1000:
+            raise ValueError(f"denoising_steps are {steps}, want them falling, in (0, 1000]")
+        if not 1 <= self.frames_per_block <= self.window_frames:
+            raise ValueError(
+                f"window_frames is {self.window_frames}, want at least frames_per_block, "
+                f"which is {self.frames_per_block}"
+            )
+        if self.sink_frames < 0 or self.fps < 1 or self.shift <= 0:
+            raise ValueError("sink_frames must be at least 0, fps at least 1, shift above 0")
 
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2, sort_keys=True)

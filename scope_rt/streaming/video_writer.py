@@ -1,4 +1,7 @@
-"""Writing a video never slows generation, and a video under its final name is always complete."""
+"""Encoding runs beside generation, and a video under its final name is always complete.
+
+The caller waits only when the queue is full, and `blocked_s` says how long.
+"""
 
 import math
 import time

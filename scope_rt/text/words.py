@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -190,16 +191,18 @@ class WordTextEncoder(nn.Module):
         try:
             config = json.loads((folder / "config.json").read_text())
             encoder = cls(text_len=config["text_len"], text_dim=config["text_dim"])
+            vocabulary = config["words"]
             weights = load_file(folder / WEIGHTS_NAME)
-        except (OSError, ValueError, KeyError) as error:
+            encoder.load_state_dict({name: weight.float() for name, weight in weights.items()})
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserInputError(
-                f"cannot load a text encoder from {folder}: {error!r}; point to a model folder"
+                f"cannot load a text encoder from {folder}: {str(error)[:200]!r}; point to a model "
+                "folder"
             ) from error
-        if config["words"] != list(WORDS):
+        if vocabulary != list(WORDS):
             raise UserInputError(
                 f"{folder}: the vocabulary differs from this version's; rebuild the text encoder"
             )
-        encoder.load_state_dict({name: weight.float() for name, weight in weights.items()})
         return encoder
 
     def save_pretrained(self, folder: Path) -> None:

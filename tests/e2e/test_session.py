@@ -11,6 +11,7 @@ import torch
 from scope_contracts.errors import UserInputError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.controller import Chunk
+from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.tiny_folder import RECIPE, write_tiny_folder
 
@@ -137,3 +138,54 @@ def test_five_thousand_chunks_leave_memory_flat(session: StreamSession) -> None:
     assert torch.isfinite(last.latents).all()
     gc.collect()
     assert resident_mib() - warm < 8
+
+
+def test_an_abandoned_stream_leaves_nothing_to_the_next(session: StreamSession) -> None:
+    next(session.stream("red circle", schedule=[ScheduledEvent(chunk_index=2, hard_cut=True)]))
+    chunks = list(session.stream("blue square", num_chunks=3))
+    assert [(c.prompt, c.cache_epoch) for c in chunks] == [("blue square", 1)] * 3
+
+
+def test_closing_twice_is_closing_once(folder: Path) -> None:
+    with StreamSession(folder, config=RuntimeConfig()) as session:
+        next(session.stream("red circle"))
+        assert session.close() == session.close()
+
+
+def test_a_failure_inside_a_chunk_keeps_its_own_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        StreamSession(folder, config=RuntimeConfig()) as session,
+    ):
+        stream = session.stream("red circle")
+        next(stream)
+        monkeypatch.setattr(ChunkGenerator, "generate", interrupt)
+        next(stream)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_dtypes_stream(folder: Path, dtype: torch.dtype) -> None:
+    with StreamSession(folder, dtype=dtype, config=RuntimeConfig()) as session:
+        (chunk,) = session.stream("red circle", num_chunks=1)
+    assert chunk.latents.dtype is dtype
+    assert chunk.frames.std() > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"tp_plan": "pp0"}, "SCOPE_TP_PLAN is 'pp0'"),
+        ({"pp_enabled": True}, "SCOPE_PP_ENABLED"),
+        ({"tp_allow_compile": True}, "not supported yet"),
+    ],
+)
+def test_an_environment_that_asks_for_something_else_is_refused(
+    folder: Path, setting: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserInputError, match=message):
+        StreamSession(folder, config=RuntimeConfig(**setting))  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ import torch
 
 from scope_rt.mesh.process_group import leave_world
 
+DEFAULTS = {"SCOPE_KV_BIAS_BACKEND": "sdpa", "SCOPE_GROUP_TIMEOUT_S": "30"}
+"""What a job of the pool may have changed for the next one."""
 Job = Callable[..., Any]
 
 
@@ -70,7 +72,7 @@ class Ranks:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for rank, pipe in enumerate(self._pipes[:world_size]):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-            environ = shared | place | {"SCOPE_KV_BIAS_BACKEND": "sdpa"}
+            environ = shared | place | DEFAULTS
             pipe.send((job, environ | (per_rank or {}).get(rank, {}), arguments))
         answers = []
         for rank, pipe in enumerate(self._pipes[:world_size]):

@@ -1,10 +1,13 @@
 """Ranks that disagree, or lose each other, raise a named error everywhere, within a bound."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from scope_contracts.errors import LinkTimeoutError
 from scope_rt.mesh.budget import CallBudget
 from scope_rt.session import StreamSession
 from tests.multiprocess.ranks import Ranks
@@ -61,7 +64,7 @@ def abandon(folder: Path) -> None:
 def test_a_peer_that_leaves_is_a_named_error(ranks: Ranks, folder: Path) -> None:
     (_, error), _ = ranks.run(2, abandon, folder=folder, bound_s=30)
     assert error is not None
-    assert error.startswith("PeerLostError: receive from rank 1")
+    assert error.startswith("PeerLostError: chunk 0: receive from rank 1")
 
 
 def one_call_too_many(folder: Path) -> None:
@@ -85,7 +88,57 @@ def test_a_call_beyond_the_budget_is_refused_on_entry_and_frees_its_peer(
     assert rank1 is not None
     assert rank1.startswith("CallCountError: chunk 0: generator call 4, budget 3")
     assert rank0 is not None
-    assert rank0.startswith("PeerLostError: receive from rank 1")
+    assert rank0.startswith("PeerLostError: chunk 0: receive from rank 1")
+
+
+def stop_the_mesh(folder: Path, plan: str, tp: int, pids: Path) -> float:
+    """Rank 1 is stopped by the kernel after the first chunk; rank0 measures its own patience."""
+    if os.environ["RANK"] == "1":
+        pids.write_text(str(os.getpid()))
+    with StreamSession(folder, plan=plan, tp=tp) as session:
+        stream = session.stream("red circle")
+        for _ in stream:
+            break
+        if os.environ["RANK"] != "0":
+            return 0.0
+        stopped = int(pids.read_text())
+        os.kill(stopped, signal.SIGSTOP)
+        started_s = time.monotonic()
+        with pytest.raises(LinkTimeoutError, match=r"^chunk 1: "):
+            list(stream)
+        waited_s = time.monotonic() - started_s
+        os.kill(stopped, signal.SIGCONT)
+        return waited_s
+
+
+@pytest.mark.parametrize(("plan", "tp"), [("pp0", 1), ("tp_v1_1", 2)])
+def test_a_stopped_rank_is_noticed_within_the_bound(
+    ranks: Ranks, folder: Path, tmp_path: Path, plan: str, tp: int
+) -> None:
+    bound = {"SCOPE_GROUP_TIMEOUT_S": "3"}
+    (waited_s, error), _ = ranks.run(
+        2,
+        stop_the_mesh,
+        bound_s=40,
+        per_rank={0: bound, 1: bound},
+        folder=folder,
+        plan=plan,
+        tp=tp,
+        pids=tmp_path / "pid",
+    )
+    assert error is None
+    assert 2 < waited_s < 10
+
+
+def test_a_session_streams_twice_on_a_pipelined_plan(ranks: Ranks, folder: Path) -> None:
+    assert ranks.results(2, two_streams, folder=folder) == [4, 0]
+
+
+def two_streams(folder: Path) -> int:
+    """Two streams, one session; every rank runs the same lines."""
+    with StreamSession(folder, plan="pp1", tp=1) as session:
+        first = list(session.stream("red circle", num_chunks=2))
+        return len(first) + len(list(session.stream("blue square", num_chunks=2)))
 
 
 @pytest.mark.parametrize(("plan", "tp", "message"), [("pp0", 2, "needs 3 processes, got 2")])

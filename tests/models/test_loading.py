@@ -1,0 +1,78 @@
+"""A model folder that cannot stream is refused when it is opened, in one sentence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scope_contracts.errors import UserInputError
+from scope_rt.config import RuntimeConfig
+from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_rt.session import StreamSession
+from tests.tiny_folder import write_tiny_folder
+
+
+def edit(name: str, **entries: object) -> Callable[[Path], None]:
+    """Change entries of a JSON file of a model folder."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+    return change
+
+
+def truncate(name: str) -> Callable[[Path], None]:
+    """Cut a file in half, as a broken copy does."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    return change
+
+
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (edit("recipe.json", cache_upkeep="magic"), "'magic' is not a valid CacheUpkeep"),
+        (edit("recipe.json", window_frames=2), "window_frames is 2"),
+        (edit("recipe.json", denoising_steps=[500, 750]), "want them falling"),
+        (edit("recipe.json", surprise=1), "unknown or missing: surprise"),
+        (edit("transformer/config.json", num_layers=3), "weights do not fit"),
+        (edit("transformer/config.json", qk_norm=None), "qk_norm is None"),
+        (edit("vae/config.json", _class_name="AutoencoderKLOther"), "no loader for class"),
+        (edit("text_encoder/config.json", words=["cat"]), "vocabulary differs"),
+        (truncate(f"transformer/{WEIGHTS}"), "copy the file again"),
+        (truncate(f"vae/{WEIGHTS}"), "cannot load a codec"),
+        (truncate("text_encoder/model.safetensors"), "cannot load a text encoder"),
+        (lambda folder: (folder / "transformer" / WEIGHTS).unlink(), "no .safetensors file"),
+        (lambda folder: (folder / "vae" / "config.json").unlink(), "cannot read"),
+    ],
+)
+def test_a_broken_folder_is_refused(
+    tmp_path: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    spoil(folder)
+    with pytest.raises(UserInputError, match=message):
+        StreamSession(folder, config=RuntimeConfig())
+
+
+def test_one_changed_byte_changes_the_fingerprint(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    before = ModelFolder.open(folder).fingerprint()
+    assert before == ModelFolder.open(folder).fingerprint()
+    edit("recipe.json", fps=17)(folder)
+    assert before != ModelFolder.open(folder).fingerprint()
+
+
+def test_the_embedded_model_is_small_and_opens() -> None:
+    model = ModelFolder.open(EMBEDDED)
+    sizes = [file.stat().st_size for file in model.path.rglob("*.safetensors")]
+    assert len(sizes) == 3
+    assert sum(sizes) < 16e6
