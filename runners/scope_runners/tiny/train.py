@@ -3,8 +3,8 @@
 stages, each with its folder under --out; times are for one shared core without a GPU:
   codec   codec/   Solve the encoder from the world's patches (two minutes), then train the decoder
                    on endless fresh clips: 0.6 s a step, 31 dB after 1,000. Saves every minute.
-  clips   clips/   Encode 50 shards of 512 clips of 3 s, with the text of every chunk: 8 minutes,
-                   700 MB. Needs the encoder only, so it may run beside `codec`.
+  clips   clips/   Encode 36 shards of 512 clips of 3 s, with the text of every chunk: 6 minutes,
+                   500 MB. Needs the encoder only, so it may run beside `codec`.
   dit     dit/     Train the DiT on the clips with teacher forcing: about 1 s a step.
                    Saves every two minutes; new clips join as they appear.
   model   model/   Put the model folder together from what is trained so far, at any time: watch
@@ -100,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of every random choice (%(default)s)")
     add("--codec-steps", type=int, default=2000, help="(%(default)s)")
     add("--codec-batch", type=int, default=4, help="clips of 24 frames a step (%(default)s)")
-    add("--shards", type=int, default=50, help="of 512 clips (%(default)s)")
-    add("--dit-steps", type=int, default=5000, help="(%(default)s)")
+    add("--shards", type=int, default=36, help="of 512 clips (%(default)s)")
+    add("--dit-steps", type=int, default=3200, help="(%(default)s)")
     add("--dit-batch", type=int, default=12, help="clips of 48 frames a step (%(default)s)")
     add("--compile", action="store_true", help="faster DiT training; needs a C++ compiler")
     add("--threads", type=int, help="CPU threads (torch's own choice)")

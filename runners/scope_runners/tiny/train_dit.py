@@ -4,7 +4,8 @@ Method: flow matching with shift 5 (Lipman et al., 2023; Esser et al., 2024) und
 (`teacher_forcing.py`). Most noise levels are the four that inference uses, the rest follow the
 shifted schedule. Every batch is used twice: first with the true past as context, then with the
 model's own predictions of that past (and light noise on both), so that a stream survives its own
-mistakes. Matrices inside blocks are trained with Muon (Jordan et al., 2024), the rest with AdamW.
+mistakes. First chunks of an epoch and clips of two objects count more, being the hard ones.
+Matrices inside blocks are trained with Muon (Jordan et al., 2024), the rest with AdamW.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from scope_contracts.errors import UserInputError
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.loading import save_transformer
@@ -60,6 +62,8 @@ def batches(folder: Path, size: int, generator: torch.Generator) -> Iterator[Bat
                 shards[path] = load_file(path)
         latents = torch.cat([shard["latents"] for shard in shards.values()])
         text = torch.cat([shard["text"] for shard in shards.values()])
+        if len(latents) < size:
+            raise UserInputError(f"{folder} holds {len(latents)} clips, a batch needs {size}")
         weights = 1.0 + shows_two_objects(text).double()
         for _ in range(min(BATCHES_PER_SCAN, len(latents) // size)):
             rows = torch.multinomial(weights, size, generator=generator)
