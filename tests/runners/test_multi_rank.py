@@ -44,7 +44,7 @@ def test_a_rank_whose_peer_never_comes_says_so_and_leaves_nothing(tmp_path: Path
     command += ["--prompt", "a red circle", "--out", str(tmp_path / "video.mp4")]
     done = subprocess.run(
         command,
-        env=os.environ | environ | {"SCOPE_GROUP_TIMEOUT_S": "3"},
+        env=os.environ | environ | {"SCOPE_START_TIMEOUT_S": "3"},
         capture_output=True,
         text=True,
         timeout=60,
