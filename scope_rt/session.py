@@ -19,7 +19,7 @@ from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.mesh.process_group import leave_world
 from scope_rt.mesh.rank import Rank, RankSetup
-from scope_rt.mesh.topology import Topology
+from scope_rt.mesh.topology import RUNNABLE, Topology
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.shards import check_degree
@@ -208,7 +208,7 @@ def _plan_named(plan: str) -> PlanId:
     try:
         return PlanId(plan)
     except ValueError:
-        choices = ", ".join(PlanId)
+        choices = ", ".join(RUNNABLE)
         raise UserInputError(f"--plan {plan!r} is unknown; choose one of {choices}") from None
 
 

@@ -3,6 +3,7 @@
 Exit codes: 0 done; 1 the stream failed; 2 the command cannot be used as typed; 128 + n signal n.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ def guarded(command: Callable[[], int], *, speaker: str = "scope-rt") -> int:
     except ScopeError as error:
         print(f"{speaker}: {error}", file=sys.stderr)
         return BAD_INPUT if isinstance(error, UserInputError) else FAILED
+    except BrokenPipeError:  # whoever read our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print(f"{speaker}: interrupted; nothing was written", file=sys.stderr)
         return INTERRUPTED

@@ -121,6 +121,13 @@ def _serve(job: StreamJob, config: RuntimeConfig) -> int:
 def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
     """Rank0: make the video; a stream that is cut short leaves a shorter one."""
     files = check_outputs(job)
+    made_for = (job.recipe.default_height, job.recipe.default_width)
+    if (job.height, job.width) != made_for:
+        print(
+            f"scope-rt: this model was made for {made_for[1]}x{made_for[0]} pixels; at another "
+            "size it may show too much or too little",
+            file=sys.stderr,
+        )
     for flag in job.timeline.ignored:
         print(f"scope-rt: {flag} is after the end and does nothing", file=sys.stderr)
     trace = _trace(job, config)
