@@ -25,7 +25,7 @@ from scope_rt.control.controller import Controller
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.mesh.rank import Rank, RankSetup
-from scope_rt.mesh.topology import Topology
+from scope_rt.mesh.topology import RUNNABLE, Topology
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.noise import SeededNoise
 from scope_rt.session import StreamSession
@@ -33,7 +33,7 @@ from scope_rt.streaming.trace import NullTrace
 from scope_rt.streaming.video_writer import VideoWriter
 from scope_runners.job import available_cores
 from scope_runners.main import guarded
-from scope_runners.request import PLANS, CommandParser, positive
+from scope_runners.request import CommandParser, positive
 
 PROMPT = "a red circle and a blue square, medium, on navy"
 END_TO_END, GENERATION, DECODE, ENCODE = (
@@ -261,7 +261,7 @@ def _run(argv: Sequence[str] | None) -> int:
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--chunks", type=positive, default=16, help="chunks of every measurement")
     parser.add_argument("--threads", type=positive, default=1, help="CPU threads of every rank")
-    parser.add_argument("--plans", nargs="+", choices=PLANS[1:], default=[], help="measure too")
+    parser.add_argument("--plans", nargs="+", choices=RUNNABLE[1:], default=[], help="measure too")
     parser.add_argument("--tp", type=positive, default=2, help="TP degree of --plans")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(argv)

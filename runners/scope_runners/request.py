@@ -13,9 +13,9 @@ from typing import NoReturn
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
+from scope_rt.mesh.topology import RUNNABLE
 
 EMBEDDED_MODEL = "tiny"
-PLANS = (PlanId.SINGLE, PlanId.TP_V1_1, PlanId.PP0, PlanId.PP1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         help="length of the video, rounded up to whole chunks (default 20)",
     )
     add("--seed", type=_seed, default=0, help="equal seeds give equal videos (default 0)")
-    add("--plan", type=_plan, default=PlanId.SINGLE, help=f"one of {', '.join(PLANS)}")
+    add("--plan", type=_plan, default=PlanId.SINGLE, help=f"one of {', '.join(RUNNABLE)}")
     add(
         "--tp",
         type=positive,
@@ -180,6 +180,8 @@ def _timed_prompt(text: str) -> TimedPrompt:
 
 
 def _plan(text: str) -> PlanId:
-    if text not in PLANS:
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown; choose one of {', '.join(PLANS)}")
+    if text not in RUNNABLE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is unknown; choose one of {', '.join(RUNNABLE)}"
+        )
     return PlanId(text)
