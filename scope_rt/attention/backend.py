@@ -1,43 +1,61 @@
 """Which backend runs is a contract between ranks: it is named, never guessed.
 
-A bias of 1.0 stays on the same backend as any other. On the CPU, SDPA's one kernel takes the bias
-as a mask; on GPUs, where a mask may choose another kernel, the LSE merge is to come.
+The name decides the kernel family, together with device and dtype; the bias never does. A backend
+runs the same family at a bias of 1.0 as at any other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from scope_contracts.errors import UserInputError
+from scope_rt.attention.flash import Flash
+from scope_rt.attention.flex import Flex
+from scope_rt.attention.key_bias import KeyBias
+from scope_rt.attention.lse_merge import LseMerge
 from scope_rt.attention.reference import DenseReference
 from scope_rt.attention.sdpa import Sdpa
 
 
 class AttentionBackend(Protocol):
-    """`softmax(q k / sqrt(D) + log_bias) v` for `[B, T, H, D]` tensors."""
+    """`softmax(q k / sqrt(D) + log_bias) v`."""
 
     @property
     def name(self) -> str: ...
 
     def attend(
-        self, q_BTHD: Tensor, k_BKHD: Tensor, v_BKHD: Tensor, log_bias_K: Tensor | None
+        self, q_BTHD: Tensor, k_BKHD: Tensor, v_BKHD: Tensor, bias: KeyBias | None
     ) -> Tensor:
-        """Attend to all K keys; `log_bias_K` is added to every query's scores."""
+        """Attend to all K keys, `[B, T, H, D]` in the dtype of `q_BTHD`.
+
+        `bias` covers the K keys and is added to every query's scores; None adds nothing.
+
+        Raises:
+            UserInputError: this backend has no kernel for this device or dtype.
+        """
         ...
 
 
-BACKENDS: dict[str, type[Sdpa] | type[DenseReference]] = {
-    backend.name: backend for backend in (Sdpa, DenseReference)
-}
+BACKENDS: Mapping[str, Callable[[], AttentionBackend]] = MappingProxyType(
+    {
+        Sdpa.name: Sdpa,
+        LseMerge.name: LseMerge,
+        Flash.name: Flash,
+        Flex.name: Flex,
+        DenseReference.name: DenseReference,
+    }
+)
 
 
 def backend_named(name: str) -> AttentionBackend:
     """The backend called `name`.
 
     Raises:
-        UserInputError: there is none of that name.
+        UserInputError: there is none of that name, or its package is missing.
     """
     if name not in BACKENDS:
         raise UserInputError(
@@ -46,23 +64,9 @@ def backend_named(name: str) -> AttentionBackend:
     return BACKENDS[name]()
 
 
-def key_log_bias(
-    frames_in_view: Sequence[int],
-    *,
-    num_current: int,
-    frame_tokens: int,
-    bias: float,
-    device: torch.device,
-) -> Tensor | None:
-    """`log(bias)` for the keys of past chunks, 0 for the oldest frame in view and this chunk's.
-
-    `frames_in_view` names the latent frame of every frame slot, in slot order; `num_current`
-    counts this chunk's frames. Returns one value a key, fp32, or None when nothing changes.
-    """
-    if bias == 1.0:
-        return None
-    first_current = max(frames_in_view) + 1 - num_current
-    oldest = min(frames_in_view)
-    past = [oldest < frame < first_current for frame in frames_in_view]
-    value = torch.log(torch.tensor(bias, dtype=torch.float64)).float()
-    return (torch.tensor(past) * value).repeat_interleave(frame_tokens).to(device)
+def default_backend(device: torch.device, dtype: torch.dtype) -> str:
+    """The name to run where nobody chose one; put it in the parity keys, for ranks may differ."""
+    if device.type != "cuda":
+        return Sdpa.name
+    fits_flash = dtype in (torch.float16, torch.bfloat16) and find_spec("flash_attn") is not None
+    return Flash.name if fits_flash else LseMerge.name

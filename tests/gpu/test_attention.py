@@ -1,0 +1,42 @@
+"""The CUDA kernels agree with the dense float64 reference, and a bias chooses no other one."""
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from scope_rt.attention.backend import backend_named
+from scope_rt.attention.reference import DenseReference
+from tests.attention.matrix import BIASES, EVERY_BACKEND, FRAME_TOKENS, VIEWS, bias_of, qkv
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+BARS = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-5}
+
+
+@pytest.mark.parametrize("name", EVERY_BACKEND)
+@pytest.mark.parametrize("view", list(VIEWS))
+@pytest.mark.parametrize("bias", BIASES)
+@pytest.mark.parametrize("dtype", list(BARS))
+def test_backend_equals_the_reference(
+    name: str, view: str, bias: float, dtype: torch.dtype
+) -> None:
+    if name == "flash" and dtype is torch.float32:
+        pytest.skip("flash-attn has no float32 kernel")
+    frames = VIEWS[view]
+    q, k, v = qkv(len(frames) * FRAME_TOKENS, dtype, device="cuda")
+    want = DenseReference().attend(q.double(), k.double(), v.double(), bias_of(frames, bias))
+    got = backend_named(name).attend(q, k, v, bias_of(frames, bias))
+    assert (got - want).abs().max() <= BARS[dtype]
+
+
+@pytest.mark.parametrize("name", [p for p in EVERY_BACKEND if p.values[0] != "reference"])
+def test_no_bias_switches_the_kernel_family(name: str) -> None:
+    frames = VIEWS["sinks"]
+    q, k, v = qkv(len(frames) * FRAME_TOKENS, torch.bfloat16, device="cuda")
+    backend = backend_named(name)
+    families = []
+    for bias in BIASES:
+        backend.attend(q, k, v, bias_of(frames, bias))  # compiles, where anything compiles
+        with profile(activities=[ProfilerActivity.CPU]) as ran:
+            backend.attend(q, k, v, bias_of(frames, bias))
+        families.append({e.key for e in ran.key_averages() if "attention" in e.key})
+    assert families == [families[0]] * len(BIASES)
