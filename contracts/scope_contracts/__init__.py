@@ -11,6 +11,8 @@ from scope_contracts.envelope import (
     INPUT_TENSORS,
     LATENTS_IN,
     LATENTS_OUT,
+    OUTPUT_TENSORS,
+    STATE_DIGEST,
     MessageKind,
     PlanId,
     PPEnvelope,
@@ -21,8 +23,10 @@ from scope_contracts.errors import (
     CacheError,
     CallCountError,
     ContractError,
+    DigestError,
     EpochError,
     FieldError,
+    FingerprintError,
     LifecycleError,
     LinkError,
     LinkTimeoutError,
@@ -31,14 +35,15 @@ from scope_contracts.errors import (
     PeerLostError,
     PreflightError,
     ScopeError,
+    SlowRankError,
     StartFrameError,
     UserInputError,
     VersionError,
     WireError,
 )
 from scope_contracts.geometry import PATCH_SIZE, ChunkGeometry
-from scope_contracts.lifecycle import CacheState, Lifecycle
-from scope_contracts.parity import ParityKeys, compare
+from scope_contracts.lifecycle import CacheState, Lifecycle, StreamPosition
+from scope_contracts.parity import ParityKeys, ScalarDigest, compare, compare_digests
 from scope_contracts.preflight import preflight
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.tp_names import CANONICAL_BY_TP, from_tp, to_tp
@@ -53,7 +58,9 @@ __all__ = [
     "LATENTS_IN",
     "LATENTS_OUT",
     "MAX_MESSAGE_BYTES",
+    "OUTPUT_TENSORS",
     "PATCH_SIZE",
+    "STATE_DIGEST",
     "CacheError",
     "CacheIndices",
     "CacheState",
@@ -61,8 +68,10 @@ __all__ = [
     "ChunkGeometry",
     "ContractError",
     "DType",
+    "DigestError",
     "EpochError",
     "FieldError",
+    "FingerprintError",
     "KVCacheSpec",
     "Lifecycle",
     "LifecycleError",
@@ -77,13 +86,17 @@ __all__ = [
     "PeerLostError",
     "PlanId",
     "PreflightError",
+    "ScalarDigest",
     "ScopeError",
+    "SlowRankError",
     "StartFrameError",
+    "StreamPosition",
     "TensorSpec",
     "UserInputError",
     "VersionError",
     "WireError",
     "compare",
+    "compare_digests",
     "decode_envelope",
     "decode_result",
     "encode",

@@ -45,6 +45,14 @@ class KVCacheSpec:
         """Tokens one layer's ring holds per batch row: sinks and window."""
         return (self.sink_frames + self.window_frames) * self.frame_tokens
 
+    def indices_at(self, end_frame: int) -> "CacheIndices":
+        """Where a ring stands that was filled without a gap up to latent frame `end_frame`."""
+        held = min(end_frame, self.sink_frames + self.window_frames)
+        return CacheIndices(
+            global_end_index=end_frame * self.frame_tokens,
+            local_end_index=held * self.frame_tokens,
+        )
+
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values over all layers and all heads."""

@@ -51,6 +51,12 @@ class WireError(ContractError):
     """The bytes are not one canonical message. Look for another encoder or a damaged link."""
 
 
+class DigestError(WireError):
+    """A tensor arrived with other bytes than were sent. Look at the network and its checksums."""
+
+    runbook: ClassVar[str | None] = "drift"
+
+
 class PreflightError(ContractError):
     """A chunk was refused before any byte was sent. Fix the planner input the message names."""
 
@@ -88,6 +94,10 @@ class ParityError(ScopeError):
     runbook: ClassVar[str | None] = "drift"
 
 
+class FingerprintError(ParityError):
+    """Weights in memory are not the checkpoint's. Restart; if it returns, test the memory."""
+
+
 class LinkError(ScopeError):
     """The link between ranks failed. The group must be restarted; the stream then resumes."""
 
@@ -100,6 +110,12 @@ class PeerLostError(LinkError):
 
 class LinkTimeoutError(LinkError):
     """A bounded wait ran out while the peer stayed silent. Look at the rank the message names."""
+
+
+class SlowRankError(LinkError):
+    """A rank is far slower than the others and holds all of them up. Look at its machine."""
+
+    runbook: ClassVar[str | None] = "rank-loss"
 
 
 class CacheError(ScopeError):

@@ -13,7 +13,8 @@ class ChunkGeometry:
     """What one model fixes about its tensors; height and width come with each envelope.
 
     `frames_per_block` and `context_frames` count latent frames, `spatial_stride` is pixels per
-    latent cell, `text_len` tokens, `text_dim` channels.
+    latent cell, `text_len` tokens, `text_dim` channels. `context_frames` is the most that a
+    recompute is given.
     """
 
     batch: int = 1
@@ -39,9 +40,12 @@ class ChunkGeometry:
         """`(batch, frames_per_block, channels, height / stride, width / stride)`, from pixels."""
         return self._latents(self.frames_per_block, height, width)
 
-    def context_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """`(batch, context_frames, channels, height / stride, width / stride)`, from pixels."""
-        return self._latents(self.context_frames, height, width)
+    def context_shape(self, height: int, width: int, *, start_frame: int) -> tuple[int, ...]:
+        """`(batch, frames, channels, height / stride, width / stride)`, from pixels.
+
+        A chunk that starts early in its epoch has only `start_frame` frames before it.
+        """
+        return self._latents(min(self.context_frames, start_frame), height, width)
 
     def _latents(self, num_frames: int, height: int, width: int) -> tuple[int, ...]:
         rows, columns = height // self.spatial_stride, width // self.spatial_stride

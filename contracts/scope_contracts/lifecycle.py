@@ -7,7 +7,7 @@ and changes nothing. Every rank steps its own copy and so reaches the same state
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from scope_contracts.envelope import MessageKind, PlanId, PPEnvelope
+from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, MessageKind, PlanId, PPEnvelope
 from scope_contracts.errors import (
     CallCountError,
     EpochError,
@@ -32,11 +32,25 @@ class CacheState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """The last committed ids of a stream; the defaults stand before its first chunk.
+
+    `next_start_frame` is in latent frames of the epoch.
+    """
+
+    call_id: int = -1
+    chunk_index: int = -1
+    cache_epoch: int = -1
+    next_start_frame: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lifecycle:
     """Where a stream's cache stands; the defaults stand before the first chunk of a stream.
 
-    `next_start_frame` is in latent frames. `call_budget` is the open chunk's number of generator
-    calls, or None while no chunk is open. A resumed stream starts from its last committed ids.
+    `next_start_frame` is in latent frames of the epoch, `cache_end_frame` in latent frames since
+    the cache was last rebuilt: the two part where a recompute re-bases the cache. `call_budget` is
+    the open chunk's number of generator calls, or None while no chunk is open.
     """
 
     plan_id: PlanId
@@ -46,8 +60,25 @@ class Lifecycle:
     chunk_index: int = -1
     cache_epoch: int = -1
     next_start_frame: int = 0
+    cache_end_frame: int = 0
     call_budget: int | None = None
+    holds_cache: bool = False
+    """Whether there is anything in the cache; if not, a hard cut or a recompute must come first."""
     is_shut_down: bool = False
+
+    @classmethod
+    def resumed(
+        cls, *, plan_id: PlanId, frames_per_block: int, position: StreamPosition
+    ) -> "Lifecycle":
+        """Where ranks stand that were started again: they know the ids, and hold no cache."""
+        return cls(
+            plan_id=plan_id,
+            frames_per_block=frames_per_block,
+            call_id=position.call_id,
+            chunk_index=position.chunk_index,
+            cache_epoch=position.cache_epoch,
+            next_start_frame=position.next_start_frame,
+        )
 
     def enter(self, envelope: PPEnvelope) -> "Lifecycle":
         """Open the chunk that `envelope` plans, or shut down.
@@ -56,10 +87,16 @@ class Lifecycle:
         `LifecycleError` when it belongs to another plan.
         """
         self._check_order(envelope)
+        if envelope.kind is MessageKind.INFER:
+            self._check_epoch(envelope)
+            self._check_cache(envelope)
+            self._check_chunk(envelope)
+        return self.follow(envelope)
+
+    def follow(self, envelope: PPEnvelope) -> "Lifecycle":
+        """The state once `envelope` is entered, without a check: for `enter` and disarmed tests."""
         if envelope.kind is MessageKind.SHUTDOWN:
             return replace(self, call_id=envelope.call_id, is_shut_down=True)
-        self._check_epoch(envelope)
-        self._check_chunk(envelope)
         return replace(
             self,
             state=_state_of(envelope),
@@ -67,7 +104,9 @@ class Lifecycle:
             chunk_index=envelope.chunk_index,
             cache_epoch=envelope.cache_epoch,
             next_start_frame=envelope.current_start_frame,
+            cache_end_frame=_rebased(envelope, self.cache_end_frame),
             call_budget=envelope.expected_generator_calls,
+            holds_cache=True,
         )
 
     def commit(self, observed_generator_calls: int) -> "Lifecycle":
@@ -87,6 +126,7 @@ class Lifecycle:
             self,
             state=CacheState.ADVANCE,
             next_start_frame=self.next_start_frame + self.frames_per_block,
+            cache_end_frame=self.cache_end_frame + self.frames_per_block,
             call_budget=None,
         )
 
@@ -126,6 +166,18 @@ class Lifecycle:
             field, want = f"{where}: do_kv_recompute", "False with init_cache: there is no context"
             raise EpochError(mismatch(field, got=True, want=want))
 
+    def _check_cache(self, envelope: PPEnvelope) -> None:
+        """Ranks that were started again hold neither keys of the past nor text."""
+        if self.holds_cache or envelope.init_cache:
+            return
+        for name, bit in (
+            ("do_kv_recompute", envelope.do_kv_recompute),
+            ("reset_crossattn_cache", envelope.reset_crossattn_cache),
+        ):
+            if not bit:
+                field = f"chunk {envelope.chunk_index}: {name} on ranks that hold no cache"
+                raise LifecycleError(mismatch(field, got=False, want="True, or a hard cut"))
+
     def _check_chunk(self, envelope: PPEnvelope) -> None:
         chunk, following = envelope.chunk_index, self.chunk_index + 1
         if chunk < following or (chunk > following and not envelope.init_cache):
@@ -135,6 +187,16 @@ class Lifecycle:
         if envelope.current_start_frame != start:
             field = f"chunk {chunk}: current_start_frame"
             raise StartFrameError(mismatch(field, got=envelope.current_start_frame, want=start))
+
+
+def _rebased(envelope: PPEnvelope, cache_end_frame: int) -> int:
+    """The cache's end when the chunk begins: a recompute leaves it at the length of its context."""
+    if envelope.reset_kv_cache:
+        return 0
+    if not envelope.do_kv_recompute:
+        return cache_end_frame
+    contexts = [spec for spec in envelope.tensors if spec.name == CONTEXT_FRAMES_OVERRIDE]
+    return contexts[0].shape[1] if contexts else 0
 
 
 def _state_of(envelope: PPEnvelope) -> CacheState:

@@ -1,14 +1,17 @@
-"""Ranks that would compute differently find out at start, before the first model collective."""
+"""Ranks that would compute differently find out before the next model collective."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from hashlib import blake2b
 
-from scope_contracts.envelope import PlanId
+from scope_contracts.cache_spec import CacheIndices
+from scope_contracts.envelope import PlanId, PPEnvelope
 from scope_contracts.errors import ParityError
 from scope_contracts.plain import to_plain
 from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import decode_plain, encode_plain, from_canonical
 
+HASH_BYTES = 16
 _ENVIRONMENT = "environment"
 
 
@@ -24,7 +27,10 @@ class ParityKeys:
     pp_enabled: bool = field(metadata={_ENVIRONMENT: "SCOPE_PP_ENABLED"})
     kv_cache_recompute_every: int = field(metadata={_ENVIRONMENT: "SCOPE_KV_CACHE_RECOMPUTE_EVERY"})
     kv_bias_backend: str = field(metadata={_ENVIRONMENT: "SCOPE_KV_BIAS_BACKEND"})
+    recompute_anchor: str
     tp_allow_compile: bool = field(metadata={_ENVIRONMENT: "SCOPE_TP_ALLOW_COMPILE"})
+    digest_every: int = field(metadata={_ENVIRONMENT: "SCOPE_DIGEST_EVERY"})
+    input_digest: bool = field(metadata={_ENVIRONMENT: "SCOPE_TP_INPUT_DIGEST"})
     dtype: DType
     torch_version: str
     package_version: str
@@ -41,19 +47,85 @@ class ParityKeys:
         return from_canonical(cls, data, decode_plain(data))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarDigest:
+    """What a generator rank is about to run and where its cache stands: host scalars only.
+
+    The indices are those of one layer, the same on every rank. Ranks compare these every N chunks;
+    a result carries their `hash` after each chunk.
+    """
+
+    call_id: int
+    chunk_index: int
+    cache_epoch: int
+    current_start_frame: int
+    init_cache: bool
+    reset_crossattn_cache: bool
+    do_kv_recompute: bool
+    clean_pass: bool
+    num_denoise_steps: int
+    denoising_step_list: tuple[float, ...]
+    kv_cache_attention_bias: float
+    base_seed: int
+    global_end_index: int
+    local_end_index: int
+
+    @classmethod
+    def of(cls, envelope: PPEnvelope, indices: CacheIndices) -> "ScalarDigest":
+        """The scalars of `envelope` beside the cache's indices."""
+        shared = {f.name for f in fields(cls)} & {f.name for f in fields(PPEnvelope)}
+        return cls(
+            **{name: getattr(envelope, name) for name in shared},
+            global_end_index=indices.global_end_index,
+            local_end_index=indices.local_end_index,
+        )
+
+    def encode(self) -> bytes:
+        """Canonical bytes. Raises `FieldError`."""
+        return encode_plain(to_plain(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> "ScalarDigest":
+        """The digest another rank encoded; raises `FieldError` or `WireError`."""
+        return from_canonical(cls, data, decode_plain(data))
+
+    def hash(self) -> bytes:
+        """`HASH_BYTES` bytes: BLAKE2b of the canonical bytes."""
+        return blake2b(self.encode(), digest_size=HASH_BYTES).digest()
+
+
 def compare(keys_by_rank: Sequence[ParityKeys]) -> None:
     """Check that all ranks hold the same keys; the position in the sequence is the rank.
 
     Raises `ParityError` naming the first key that differs, both values and both ranks.
     """
-    for rank, keys in enumerate(keys_by_rank):
-        for key in fields(ParityKeys):
-            want, got = getattr(keys_by_rank[0], key.name), getattr(keys, key.name)
+    _compare(keys_by_rank, range(len(keys_by_rank)), where="", fix="; give both the same value")
+
+
+def compare_digests(digests: Sequence[ScalarDigest], ranks: Sequence[int]) -> None:
+    """Check that all ranks are about to run the same chunk on the same cache.
+
+    Raises `ParityError` naming the first scalar that differs, both values and both ranks.
+    """
+    _compare(digests, ranks, where=f"chunk {digests[0].chunk_index}: ", fix="")
+
+
+def _compare(
+    values: Sequence[ParityKeys] | Sequence[ScalarDigest],
+    ranks: Sequence[int],
+    *,
+    where: str,
+    fix: str,
+) -> None:
+    first = values[0]
+    for rank, value in zip(ranks, values, strict=True):
+        for key in fields(first):
+            want, got = getattr(first, key.name), getattr(value, key.name)
             if got != want:
                 name = _shown_name(key.name, key.metadata.get(_ENVIRONMENT))
                 raise ParityError(
-                    f"{name}: rank 0 has {_shown(want)}, rank {rank} has {_shown(got)}; "
-                    "give both the same value"
+                    f"{where}{name}: rank {ranks[0]} has {_shown(want)}, "
+                    f"rank {rank} has {_shown(got)}{fix}"
                 )
 
 

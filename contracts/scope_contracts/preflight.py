@@ -45,6 +45,7 @@ def preflight(
     _check_schedule(envelope)
     _check_hard_cut(envelope)
     _check_presence(envelope, tensors)
+    _check_recompute(envelope, geometry)
     _check_shapes(envelope, tensors, geometry)
 
 
@@ -113,8 +114,6 @@ def _check_schedule(envelope: PPEnvelope) -> None:
     in_range = steps[-1] > 0 and steps[0] <= MAX_TIMESTEP
     want = f"strictly falling timesteps in (0, {MAX_TIMESTEP:g}]"
     _require(falling and in_range, "denoising_step_list", got=steps, want=want)
-    both = envelope.clean_pass and envelope.do_kv_recompute
-    _require(not both, "clean_pass", got=True, want="not together with do_kv_recompute")
     calls = num_steps + envelope.clean_pass + envelope.do_kv_recompute
     _require(
         envelope.expected_generator_calls == calls,
@@ -155,6 +154,16 @@ def _check_presence(envelope: PPEnvelope, tensors: Mapping[str, TensorSpec]) -> 
     )
 
 
+def _check_recompute(envelope: PPEnvelope, geometry: ChunkGeometry) -> None:
+    if not envelope.do_kv_recompute:
+        return
+    start = envelope.current_start_frame
+    want = "above 0: the first chunk of an epoch has no context"
+    _require(start > 0, "current_start_frame with do_kv_recompute", got=start, want=want)
+    most = geometry.context_frames
+    _require(most > 0, "do_kv_recompute", got=True, want="a model whose cache can be rebuilt")
+
+
 def _check_shapes(
     envelope: PPEnvelope, tensors: Mapping[str, TensorSpec], geometry: ChunkGeometry
 ) -> None:
@@ -162,7 +171,9 @@ def _check_shapes(
     shapes = {
         LATENTS_IN: geometry.latent_shape(*size),
         CONDITIONING_EMBEDS: geometry.conditioning_shape,
-        CONTEXT_FRAMES_OVERRIDE: geometry.context_shape(*size),
+        CONTEXT_FRAMES_OVERRIDE: geometry.context_shape(
+            *size, start_frame=envelope.current_start_frame
+        ),
     }
     for name, spec in tensors.items():
         _require(spec.shape == shapes[name], f"{name}.shape", got=spec.shape, want=shapes[name])

@@ -24,7 +24,7 @@ settings.load_profile("contracts")
 
 LATENTS = TensorSpec(LATENTS_IN, DType.FLOAT32, (1, 3, 16, 8, 12))
 CONDITIONING = TensorSpec(CONDITIONING_EMBEDS, DType.FLOAT32, (1, 6, 64))
-CONTEXT = TensorSpec(CONTEXT_FRAMES_OVERRIDE, DType.FLOAT32, (1, 5, 16, 8, 12))
+CONTEXT = TensorSpec(CONTEXT_FRAMES_OVERRIDE, DType.FLOAT32, (1, 3, 16, 8, 12))
 
 FIRST = PPEnvelope(
     plan_id=PlanId.PP0,
@@ -64,7 +64,15 @@ RECOMPUTE = replace(
     kv_cache_attention_bias=0.3,
     tensors=(LATENTS, CONDITIONING, CONTEXT),
 )
-CHUNKS = {"first": FIRST, "steady": STEADY, "recompute": RECOMPUTE}
+REBUILT = replace(
+    STEADY,
+    do_kv_recompute=True,
+    reset_crossattn_cache=True,
+    expected_generator_calls=6,
+    tensors=(LATENTS, CONDITIONING, CONTEXT),
+)
+"""A clean-pass model goes on after its ranks were started again."""
+CHUNKS = {"first": FIRST, "steady": STEADY, "recompute": RECOMPUTE, "rebuilt": REBUILT}
 
 MakeEnvelope = Callable[..., PPEnvelope]
 

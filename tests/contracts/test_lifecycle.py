@@ -18,6 +18,7 @@ from scope_contracts import (
     PlanId,
     PPEnvelope,
     StartFrameError,
+    StreamPosition,
     shutdown_envelope,
 )
 
@@ -218,9 +219,82 @@ def test_a_shutdown_keeps_the_order_of_calls() -> None:
         START.enter(shutdown_envelope(plan_id=PlanId.PP0, call_id=3))
 
 
-def test_a_resumed_stream_goes_on_from_its_last_committed_ids(make_envelope: MakeEnvelope) -> None:
-    resumed = Lifecycle(
-        plan_id=PlanId.PP0, frames_per_block=3, call_id=40, chunk_index=40, cache_epoch=2
+def test_the_end_of_the_cache_counts_from_the_last_rebuild(make_envelope: MakeEnvelope) -> None:
+    ends = [START.cache_end_frame]
+    machine = START
+    for envelope in legal_stream(make_envelope, [STEADY, STEADY, RECOMPUTE, STEADY, CUT]):
+        machine = run(machine, [envelope])
+        ends.append(machine.cache_end_frame)
+    assert ends == [0, 3, 6, 9, 3 + 3, 9, 3]
+    assert machine.next_start_frame == 3
+
+
+def test_unchecked_following_gives_the_state_that_entering_gives(
+    make_envelope: MakeEnvelope,
+) -> None:
+    machine = START
+    for envelope in legal_stream(make_envelope, [STEADY, RECOMPUTE, PROMPT, CUT]):
+        assert machine.follow(envelope) == machine.enter(envelope)
+        machine = run(machine, [envelope])
+    stop = shutdown_envelope(plan_id=PlanId.PP0, call_id=5)
+    assert machine.follow(stop) == machine.enter(stop)
+
+
+POSITION = StreamPosition(call_id=40, chunk_index=39, cache_epoch=2, next_start_frame=12)
+RESUMED = Lifecycle.resumed(plan_id=PlanId.PP0, frames_per_block=3, position=POSITION)
+NEXT = {"call_id": 41, "chunk_index": 40, "cache_epoch": 2, "current_start_frame": 12}
+
+
+def test_a_new_stream_is_one_resumed_before_its_first_chunk() -> None:
+    assert (
+        Lifecycle.resumed(plan_id=PlanId.PP0, frames_per_block=3, position=StreamPosition())
+        == START
     )
-    cut = make_envelope("first", call_id=41, chunk_index=41, cache_epoch=3)
-    assert resumed.enter(cut).commit(5).next_start_frame == 3
+
+
+def test_a_resumed_stream_goes_on_where_it_was_once_its_cache_is_rebuilt(
+    make_envelope: MakeEnvelope,
+) -> None:
+    begun = run(RESUMED, [make_envelope("rebuilt", **NEXT)])
+    assert (begun.call_id, begun.chunk_index, begun.cache_epoch) == (41, 40, 2)
+    assert (begun.next_start_frame, begun.cache_end_frame) == (15, 6)
+    following = {"call_id": 42, "chunk_index": 41, "current_start_frame": 15}
+    begun.enter(make_envelope("steady", cache_epoch=2, **following))
+
+
+def test_a_resumed_stream_may_go_on_with_a_hard_cut(make_envelope: MakeEnvelope) -> None:
+    begun = run(RESUMED, [make_envelope(call_id=41, chunk_index=40, cache_epoch=3)])
+    assert (begun.next_start_frame, begun.cache_end_frame) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "changes", "field"),
+    [
+        ("steady", {}, "do_kv_recompute"),
+        ("steady", {"reset_crossattn_cache": True}, "do_kv_recompute"),
+        ("rebuilt", {"reset_crossattn_cache": False}, "reset_crossattn_cache"),
+    ],
+)
+def test_ranks_that_hold_no_cache_want_past_and_text_before_they_go_on(
+    make_envelope: MakeEnvelope, chunk: str, changes: dict[str, Any], field: str
+) -> None:
+    envelope = make_envelope(chunk, **NEXT | changes)
+    with pytest.raises(LifecycleError, match=f"chunk 40: {field} on ranks that hold no cache"):
+        RESUMED.enter(envelope)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"call_id": 40}, OrderError),
+        ({"chunk_index": 39}, OrderError),
+        ({"chunk_index": 41}, OrderError),
+        ({"cache_epoch": 3}, EpochError),
+        ({"current_start_frame": 9}, StartFrameError),
+    ],
+)
+def test_a_resumed_stream_repeats_and_skips_nothing(
+    make_envelope: MakeEnvelope, changes: dict[str, Any], error: type[LifecycleError]
+) -> None:
+    with pytest.raises(error):
+        RESUMED.enter(make_envelope("rebuilt", **NEXT | changes))

@@ -1,18 +1,37 @@
-"""Two ranks that differ in any key are told which, with both values."""
+"""Two ranks that differ in any key or scalar are told which, with both values."""
 
-from dataclasses import fields, replace
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
 from typing import Any
 
+import msgpack
 import pytest
 
-from scope_contracts import DType, FieldError, ParityError, ParityKeys, PlanId, compare
+from scope_contracts import (
+    CacheIndices,
+    DType,
+    FieldError,
+    ParityError,
+    ParityKeys,
+    PlanId,
+    PPEnvelope,
+    ScalarDigest,
+    WireError,
+    compare,
+    compare_digests,
+)
+from scope_contracts.parity import HASH_BYTES
 
 KEYS = ParityKeys(
     plan_id=PlanId.TP_V1_1,
     pp_enabled=False,
     kv_cache_recompute_every=1,
     kv_bias_backend="lse",
+    recompute_anchor="decoded",
     tp_allow_compile=False,
+    digest_every=64,
+    input_digest=False,
     dtype=DType.FLOAT32,
     torch_version="2.13.0",
     package_version="0.1.0",
@@ -24,6 +43,8 @@ OTHER: dict[str, Any] = {
     "pp_enabled": True,
     "kv_cache_recompute_every": 2,
     "tp_allow_compile": True,
+    "digest_every": 1,
+    "input_digest": True,
     "dtype": DType.FLOAT16,
 }
 
@@ -67,3 +88,85 @@ def test_keys_of_another_package_are_refused_by_name() -> None:
     data = KEYS.encode().replace(b"world_layout", b"world_lay0ut")
     with pytest.raises(FieldError, match="world_lay0ut"):
         ParityKeys.decode(data)
+
+
+INDICES = CacheIndices(global_end_index=96, local_end_index=72)
+OTHER_SCALAR: dict[str, Any] = {
+    "denoising_step_list": (1000.0, 937.5, 833.25, 624.0),
+    "kv_cache_attention_bias": 0.5,
+}
+SCALARS = [f.name for f in fields(ScalarDigest)]
+
+
+def changed(digest: ScalarDigest, name: str) -> ScalarDigest:
+    value = getattr(digest, name)
+    changes: dict[str, Any] = {
+        name: not value if isinstance(value, bool) else OTHER_SCALAR.get(name, 77)
+    }
+    return replace(digest, **changes)
+
+
+@pytest.fixture
+def digest(make_envelope: Callable[..., PPEnvelope]) -> ScalarDigest:
+    return ScalarDigest.of(make_envelope("rebuilt"), INDICES)
+
+
+def test_a_digest_takes_its_scalars_from_the_envelope_and_the_cache(
+    make_envelope: Callable[..., PPEnvelope], digest: ScalarDigest
+) -> None:
+    envelope = make_envelope("rebuilt")
+    for name in SCALARS:
+        source = INDICES if name.endswith("_end_index") else envelope
+        assert getattr(digest, name) == getattr(source, name)
+
+
+def test_a_digest_covers_every_scalar_that_is_not_checked_elsewhere() -> None:
+    elsewhere = {
+        "pp_envelope_version": "wire",
+        "plan_id": "parity at start",
+        "kind": "a shutdown has no digest",
+        "reset_kv_cache": "lifecycle: the same as init_cache",
+        "expected_generator_calls": "preflight: follows from the others",
+        "height": "preflight: against every tensor",
+        "width": "preflight: against every tensor",
+        "tensors": "preflight: the tensors in hand",
+    }
+    assert {f.name for f in fields(PPEnvelope)} - set(SCALARS) == set(elsewhere)
+
+
+def test_ranks_about_to_run_the_same_pass(digest: ScalarDigest) -> None:
+    compare_digests([digest, replace(digest)], ranks=[1, 2])
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_any_differing_scalar_is_named_with_chunk_values_and_ranks(
+    digest: ScalarDigest, name: str
+) -> None:
+    other = changed(digest, name)
+    with pytest.raises(ParityError) as caught:
+        compare_digests([digest, digest, other], ranks=[1, 2, 3])
+    got, want = getattr(other, name), getattr(digest, name)
+    assert str(caught.value) == (
+        f"chunk 1: {name}: rank 1 has {want!r}, rank 3 has {got!r}; see runbooks/drift.md"
+    )
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_the_hash_tells_every_scalar_apart(digest: ScalarDigest, name: str) -> None:
+    other = changed(digest, name)
+    assert digest.hash() == replace(digest).hash()
+    assert digest.hash() != other.hash()
+    assert len(other.hash()) == HASH_BYTES
+    assert ScalarDigest.decode(other.encode()) == other
+
+
+def test_a_digest_of_other_bytes_is_refused(digest: ScalarDigest) -> None:
+    with pytest.raises(WireError):
+        ScalarDigest.decode(digest.encode()[:-1])
+    with pytest.raises(FieldError):
+        ScalarDigest.decode(KEYS.encode())
+
+
+def test_the_hash_is_of_sorted_msgpack_and_nothing_else(digest: ScalarDigest) -> None:
+    data = msgpack.packb(dict(sorted(asdict(digest).items())))
+    assert digest.hash() == hashlib.blake2b(data, digest_size=HASH_BYTES).digest()

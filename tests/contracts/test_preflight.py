@@ -29,7 +29,7 @@ def in_hand(envelope: PPEnvelope) -> Mapping[str, TensorSpec]:
     return {spec.name: spec for spec in envelope.tensors}
 
 
-@pytest.mark.parametrize("chunk", ["first", "steady", "recompute"])
+@pytest.mark.parametrize("chunk", ["first", "steady", "recompute", "rebuilt"])
 def test_a_legal_chunk_passes(
     make_envelope: MakeEnvelope, geometry: ChunkGeometry, chunk: str
 ) -> None:
@@ -58,10 +58,12 @@ SCALARS = [
     ("steady", {"denoising_step_list": (9.0, 8.0, 7.0, 0.0)}, "strictly falling"),
     ("steady", {"expected_generator_calls": 4}, "expected_generator_calls: got 4, want 5"),
     ("steady", {"clean_pass": False}, "expected_generator_calls: got 5, want 4"),
+    ("recompute", {"clean_pass": True}, "expected_generator_calls: got 5, want 6"),
+    ("rebuilt", {"clean_pass": False}, "expected_generator_calls: got 6, want 5"),
     (
         "recompute",
-        {"clean_pass": True, "expected_generator_calls": 6},
-        "clean_pass: got True, want not together with do_kv_recompute",
+        {"current_start_frame": 0},
+        "current_start_frame with do_kv_recompute: got 0, want above 0",
     ),
     ("first", {"reset_kv_cache": False}, "reset_kv_cache: got False, want True when init_cache"),
     ("first", {"reset_crossattn_cache": False}, "reset_crossattn_cache: got False"),
@@ -118,6 +120,25 @@ def test_context_without_recompute_is_refused(
     envelope = make_envelope("steady", tensors=make_envelope("recompute").tensors)
     with pytest.raises(PreflightError, match=CONTEXT_FRAMES_OVERRIDE):
         preflight(envelope, in_hand(envelope), geometry)
+
+
+@pytest.mark.parametrize(("start_frame", "num_frames"), [(3, 5), (3, 2), (6, 3), (6, 6), (9, 0)])
+def test_a_context_of_another_length_than_the_past_allows_is_refused(
+    make_envelope: MakeEnvelope, geometry: ChunkGeometry, start_frame: int, num_frames: int
+) -> None:
+    whole = make_envelope("recompute", current_start_frame=start_frame)
+    context = replace(whole.tensors[-1], shape=(1, num_frames, 16, 8, 12))
+    envelope = replace(whole, tensors=(*whole.tensors[:-1], context))
+    with pytest.raises(PreflightError, match=rf"shape: got .*, want .*{min(5, start_frame)}, 16"):
+        preflight(envelope, in_hand(envelope), geometry)
+
+
+def test_a_model_that_takes_no_context_is_never_asked_to_recompute(
+    make_envelope: MakeEnvelope, geometry: ChunkGeometry
+) -> None:
+    envelope = make_envelope("recompute")
+    with pytest.raises(PreflightError, match="do_kv_recompute: got True, want a model whose"):
+        preflight(envelope, in_hand(envelope), replace(geometry, context_frames=0))
 
 
 @pytest.mark.parametrize("name", [LATENTS_IN, CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE])

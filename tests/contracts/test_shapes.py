@@ -6,6 +6,7 @@ import pytest
 
 from scope_contracts import (
     CacheError,
+    CacheIndices,
     ChunkGeometry,
     DType,
     FieldError,
@@ -52,9 +53,28 @@ def test_every_dtype_has_a_size() -> None:
 
 def test_the_geometry_gives_every_shape(geometry: ChunkGeometry) -> None:
     assert geometry.latent_shape(64, 96) == (1, 3, 16, 8, 12)
-    assert geometry.context_shape(64, 96) == (1, 5, 16, 8, 12)
+    assert geometry.context_shape(64, 96, start_frame=9) == (1, 5, 16, 8, 12)
     assert geometry.conditioning_shape == (1, 6, 64)
     assert geometry.pixel_multiple == 16
+
+
+@pytest.mark.parametrize(("start_frame", "frames"), [(0, 0), (3, 3), (5, 5), (6, 5), (900, 5)])
+def test_a_context_is_never_longer_than_what_came_before_it(
+    geometry: ChunkGeometry, start_frame: int, frames: int
+) -> None:
+    assert geometry.context_shape(64, 96, start_frame=start_frame)[1] == frames
+
+
+@pytest.mark.parametrize(
+    ("end_frame", "global_end_index", "local_end_index"),
+    [(0, 0, 0), (3, 30, 30), (6, 60, 60), (9, 90, 60)],
+)
+def test_a_ring_fills_up_and_then_only_its_timeline_goes_on(
+    end_frame: int, global_end_index: int, local_end_index: int
+) -> None:
+    assert KVCacheSpec(**CACHE).indices_at(end_frame) == CacheIndices(
+        global_end_index=global_end_index, local_end_index=local_end_index
+    )
 
 
 def test_a_cache_is_sized_without_allocating_it() -> None:

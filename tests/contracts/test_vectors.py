@@ -16,9 +16,11 @@ def test_there_is_a_vector_of_every_kind() -> None:
         "v1_envelope_first",
         "v1_envelope_steady",
         "v1_envelope_recompute",
+        "v1_envelope_rebuilt",
         "v1_envelope_shutdown",
         "v1_result_first",
         "v1_result_recompute",
+        "v1_result_digest",
     }
 
 

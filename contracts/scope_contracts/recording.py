@@ -1,0 +1,235 @@
+"""The records of a flight recording: what was asked, planned and made, in the order it happened.
+
+A record is one canonical map that names its `kind`; equal records have equal bytes, and no other
+bytes are accepted. How records lie in a file: `recording_file`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar, cast
+
+from scope_contracts.envelope import ENVELOPE_VERSION, PlanId, PPEnvelope
+from scope_contracts.errors import FieldError, VersionError, WireError, mismatch
+from scope_contracts.plain import from_plain, to_plain
+from scope_contracts.tensor_spec import DType, TensorSpec
+from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain
+
+RECORDING_VERSION = 1
+MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
+MAX_BLOB_BYTES = 256 * 2**20
+NOT_RESUMED = -1
+
+
+class RecordKind(StrEnum):
+    """What a record tells."""
+
+    OPENED = "opened"
+    CONTROL = "control"
+    PLANNED = "planned"
+    FINISHED = "finished"
+    DROPPED = "dropped"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Something that happened at `at_s`, in seconds since the Unix epoch by rank0's clock."""
+
+    kind: ClassVar[RecordKind]
+    long_texts: ClassVar[tuple[str, ...]] = ()
+    """Fields bounded by the record alone, not by the string cap of messages."""
+    minimums: ClassVar[Mapping[str, int]] = {}
+    """The least value of a field that whoever reads the record would stumble over."""
+
+    at_s: float
+
+    def __post_init__(self) -> None:
+        for name, least in self.minimums.items():
+            if (value := getattr(self, name)) < least:
+                raise FieldError(mismatch(name, got=value, want=f"at least {least}"))
+
+    @property
+    def num_blob_bytes(self) -> int:
+        """Length of the blob that follows the record, 0 where none does; raises `FieldError`."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened(Record):
+    """A stream began, or was resumed at a chunk: all that is needed to run it again.
+
+    `backend` is the attention backend in effect, `model` the name or folder as it was given,
+    `kv_cache_recompute_every` in chunks, `recompute_anchor` where the oldest context frame of a
+    recompute comes from.
+    """
+
+    kind: ClassVar = RecordKind.OPENED
+    long_texts: ClassVar = ("model",)
+    minimums: ClassVar = dict.fromkeys(("height", "width", "fps", "tp_degree"), 1)
+
+    recording_version: int = RECORDING_VERSION
+    package_version: str
+    torch_version: str
+    model: str
+    model_fingerprint: str
+    plan_id: PlanId
+    tp_degree: int
+    height: int
+    width: int
+    dtype: DType
+    base_seed: int
+    kv_cache_attention_bias: float
+    backend: str
+    kv_cache_recompute_every: int
+    recompute_anchor: str
+    frames_per_block: int
+    fps: int
+    resumed_at_chunk: int = NOT_RESUMED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control(Record):
+    """What a person asked for, and the chunk at which it took effect.
+
+    There is a new prompt exactly if `embeds_sha256` is not empty, and it comes in by a soft
+    transition exactly if `transition_num_chunks` is above 0.
+    """
+
+    kind: ClassVar = RecordKind.CONTROL
+    long_texts: ClassVar = ("prompt",)
+    minimums: ClassVar = {"chunk_index": 0, "transition_num_chunks": 0}
+
+    chunk_index: int
+    prompt: str = ""
+    embeds_sha256: str = ""
+    hard_cut: bool = False
+    drop_in_flight: bool = False
+    transition_num_chunks: int = 0
+    transition_method: str = ""
+    transition_bias_floor: float = 1.0
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Record):
+    """An envelope that passed every check and was sent."""
+
+    kind: ClassVar = RecordKind.PLANNED
+
+    envelope: PPEnvelope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Record):
+    """A chunk that was emitted; the blob is its latents, as `latents` describes them.
+
+    `num_frames` counts pictures, `latents_sha256` is over the blob.
+    """
+
+    kind: ClassVar = RecordKind.FINISHED
+    minimums: ClassVar = {"chunk_index": 0, "num_frames": 0}
+
+    chunk_index: int
+    cache_epoch: int
+    num_frames: int
+    observed_generator_calls: int
+    latents_sha256: str
+    latents: TensorSpec
+    stage_ms: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def num_blob_bytes(self) -> int:
+        shape = self.latents.shape
+        if min(shape, default=0) < 0 or self.latents.num_bytes > MAX_BLOB_BYTES:
+            want = f"no negative length, at most {MAX_BLOB_BYTES} bytes"
+            raise FieldError(mismatch("latents.shape", got=shape, want=want))
+        return self.latents.num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped(Record):
+    """A chunk whose epoch a hard cut had ended before it came; nobody saw it."""
+
+    kind: ClassVar = RecordKind.DROPPED
+    minimums: ClassVar = {"chunk_index": 0}
+
+    chunk_index: int
+    cache_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Record):
+    """An error ended the stream after `chunk_index` was planned (-1: before any was)."""
+
+    kind: ClassVar = RecordKind.FAILED
+    long_texts: ClassVar = ("error",)
+
+    chunk_index: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed(Record):
+    """The stream ended in order."""
+
+    kind: ClassVar = RecordKind.CLOSED
+
+
+_KINDS: dict[str, type[Record]] = {
+    kind.kind: kind for kind in (Opened, Control, Planned, Finished, Dropped, Failed, Closed)
+}
+
+
+def encode_record(record: Record) -> bytes:
+    """The canonical map of a record, without frame and blob; raises what `pack` does."""
+    texts = {name: getattr(record, name) for name in record.long_texts}
+    for name, text in texts.items():
+        _require_text(name, text)
+    short = cast(Any, replace)(record, **dict.fromkeys(texts, "")) if texts else record
+    plain = to_plain(short) | texts | {"kind": str(record.kind)}
+    return encode_plain(dict(sorted(plain.items())))
+
+
+def decode_record(data: bytes) -> Record:
+    """The inverse of `encode_record`.
+
+    Raises `VersionError` for another recording or envelope version, `FieldError` for an unknown
+    kind or a wrong field, `WireError` for bytes that are not the canonical ones.
+    """
+    plain = decode_plain(data)
+    name = plain.pop("kind", None)
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise FieldError(mismatch("kind", got=name, want=f"one of {', '.join(_KINDS)}"))
+    if kind is Opened:
+        _require_version("recording_version", plain, RECORDING_VERSION)
+    if kind is Planned and isinstance(envelope := plain.get("envelope"), dict):
+        _require_version("pp_envelope_version", envelope, ENVELOPE_VERSION)
+    texts = {name: plain[name] for name in kind.long_texts if name in plain}
+    for name, text in texts.items():
+        _require_text(name, text)
+    short = from_plain(kind, plain | dict.fromkeys(texts, ""))
+    record = cast(Record, cast(Any, replace)(short, **texts))
+    if encode_record(record) != data:
+        want = "canonical msgpack: sorted keys, shortest forms, float64"
+        raise WireError(mismatch("record", got=f"{len(data)} other bytes", want=want))
+    return record
+
+
+def _require_version(name: str, plain: dict[str, object], known: int) -> None:
+    """Refuse a foreign version first: its other fields mean nothing to us."""
+    version = plain.get(name)
+    if type(version) is int and version != known:
+        fix = "read it with the package version that wrote it"
+        raise VersionError(mismatch(name, got=version, want=known, fix=fix))
+
+
+def _require_text(name: str, text: object) -> None:
+    if type(text) is not str:
+        raise FieldError(mismatch(name, got=text, want="text"))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise FieldError(mismatch(name, got=text, want="text that UTF-8 can hold")) from error

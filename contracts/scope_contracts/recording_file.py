@@ -1,0 +1,193 @@
+"""A recording's file only grows, by whole records, and says how many a crash has left it.
+
+    file    MAGIC, then frames
+    frame   u32 length, u32 CRC-32, that many bytes; little-endian
+    record  a frame that holds the record, and one more that holds its blob where it has one
+
+Whatever the bytes of a file, reading it ends in records or in a named `ContractError`, in memory
+bounded by the caps. What a crash cut off is told apart from damage: a torn tail may be cut away,
+damage is never overwritten.
+"""
+
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+from scope_contracts.errors import ContractError, FieldError, WireError, mismatch
+from scope_contracts.recording import (
+    MAX_RECORD_BYTES,
+    Opened,
+    Record,
+    decode_record,
+    encode_record,
+)
+
+MAGIC = b"\x89SCOPE\r\n"
+"""Neither text nor UTF-8, and broken by whatever rewrites line ends."""
+_FRAME = struct.Struct("<II")
+_SCAN_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A record and where it lies in its file, in bytes; the blob ends where the entry does."""
+
+    record: Record
+    start: int
+    end: int
+
+
+def pack(record: Record, blob: bytes = b"") -> bytes:
+    """The bytes that append `record` to a file.
+
+    Raises `FieldError` for a value its field does not allow and for a blob of another size than
+    the record says, `WireError` for a record over `MAX_RECORD_BYTES`.
+    """
+    if len(blob) != record.num_blob_bytes:
+        want = f"the {record.num_blob_bytes} of the record"
+        raise FieldError(mismatch("blob bytes", got=len(blob), want=want))
+    body = encode_record(record)
+    return b"".join((_framed(body), body, _framed(blob), blob) if blob else (_framed(body), body))
+
+
+class RecordingReader:
+    """The whole records of a file, each time from its start; the file must be seekable."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._num_bytes = 0
+        self.torn_bytes = 0
+        """Bytes after the last whole record that was read."""
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Raises `ContractError` at the first byte that no crash explains, after what is whole."""
+        self.torn_bytes = self._num_bytes = self._file.seek(0, os.SEEK_END)
+        if not self._has_magic():
+            return
+        start = len(MAGIC)
+        self.torn_bytes -= start
+        while entry := self._entry(start):
+            if start == len(MAGIC) and not isinstance(entry.record, Opened):
+                raise WireError(mismatch("first record", got=entry.record.kind, want="opened"))
+            start = entry.end
+            self.torn_bytes = self._num_bytes - start
+            yield entry
+
+    def blob(self, entry: Entry) -> bytes:
+        """The bytes that follow the record of `entry`."""
+        num_bytes = entry.record.num_blob_bytes
+        self._file.seek(entry.end - num_bytes)
+        return self._file.read(num_bytes)
+
+    def ends_whole(self) -> bool:
+        """Whether the file ends with a whole record; reads no more than headers and that record.
+
+        An hour of video is gigabytes of latents, and whoever appends to it is in a hurry.
+        """
+        self._num_bytes = self._file.seek(0, os.SEEK_END)
+        if not self._has_magic():
+            return False
+        start, last_frames = len(MAGIC), deque[int](maxlen=2)
+        while start < self._num_bytes:
+            self._file.seek(start)
+            header = self._file.read(_FRAME.size)
+            if len(header) < _FRAME.size or not any(header):
+                return False
+            last_frames.append(start)
+            start += _FRAME.size + _FRAME.unpack(header)[0]
+        return any(self._is_last(frame) for frame in last_frames)
+
+    def _is_last(self, start: int) -> bool:
+        try:
+            entry = self._entry(start)
+        except ContractError:
+            return False
+        return entry is not None and entry.end == self._num_bytes
+
+    def _has_magic(self) -> bool:
+        """Whether the file begins as it must; False where a crash cut even that off."""
+        self._file.seek(0)
+        magic = self._file.read(len(MAGIC))
+        if not MAGIC.startswith(magic):
+            fix = "is this a recording of scope-rt?"
+            raise WireError(mismatch("file", got=magic, want=f"{MAGIC!r} first", fix=fix))
+        return magic == MAGIC
+
+    def _entry(self, start: int) -> Entry | None:
+        """The record at `start`; None where a crash cut it off."""
+        body = self._body(start, range(1, MAX_RECORD_BYTES + 1))
+        if body is None:
+            return None
+        record, end = decode_record(body), start + _FRAME.size + len(body)
+        if num_bytes := record.num_blob_bytes:
+            if self._body(end, range(num_bytes, num_bytes + 1)) is None:
+                return None
+            end += _FRAME.size + num_bytes
+        return Entry(record=record, start=start, end=end)
+
+    def _body(self, start: int, lengths: range) -> bytes | None:
+        """What the frame at `start` holds; None where a crash cut it off."""
+        self._file.seek(start)
+        header = self._file.read(_FRAME.size)
+        if len(header) < _FRAME.size:
+            return None
+        length, checksum = _FRAME.unpack(header)
+        end = start + _FRAME.size + length
+        if length in lengths:
+            if end > self._num_bytes:
+                return None
+            body = self._file.read(length)
+            if len(body) == length and zlib.crc32(body) == checksum:
+                return body
+            if self._is_zero_from(end):
+                return None
+        # A file system may have grown the file and not yet filled it.
+        elif self._is_zero_from(start):
+            return None
+        raise WireError(f"byte {start}: the recording is damaged; what comes before it is whole")
+
+    def _is_zero_from(self, start: int) -> bool:
+        self._file.seek(start)
+        while data := self._file.read(_SCAN_BYTES):
+            if data.count(0) != len(data):
+                return False
+        return True
+
+
+def create(path: Path) -> FileIO:
+    """Begin a new recording at `path`, instead of what was there. Raises `OSError`."""
+    file = open(path, "wb", buffering=0)  # noqa: SIM115
+    file.write(MAGIC)
+    return file
+
+
+def append(path: Path) -> FileIO:
+    """Open `path` for writing after its last whole record; a torn tail is cut off.
+
+    Raises `ContractError` for a file that is no recording, or ends in damage that no crash
+    explains; it is left as it is. Raises `OSError`.
+    """
+    if not path.exists():
+        return create(path)
+    with open(path, "rb") as file:
+        reader = RecordingReader(file)
+        end = file.seek(0, os.SEEK_END) if reader.ends_whole() else 0
+        if not end:
+            for entry in reader:
+                end = entry.end
+    if end == 0:
+        return create(path)
+    growing = open(path, "r+b", buffering=0)  # noqa: SIM115
+    growing.truncate(end)
+    growing.seek(end)
+    return growing
+
+
+def _framed(body: bytes) -> bytes:
+    return _FRAME.pack(len(body), zlib.crc32(body))
