@@ -15,8 +15,20 @@ from scope_contracts.errors import UserInputError
 def claim(path: Path, *, suffixes: Collection[str]) -> Path:
     """Create the empty partial file of `path` and return its path.
 
-    Missing folders are created. Raises `UserInputError`, leaving no file, where `path` could not
-    become a file with one of the `suffixes`.
+    Raises what `creating_beside` raises; then no file is left.
+    """
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix.lower()}")
+    with creating_beside(path, suffixes=suffixes):
+        partial.touch()
+    return partial
+
+
+@contextmanager
+def creating_beside(path: Path, *, suffixes: Collection[str]) -> Iterator[None]:
+    """Around the lines that create the first file of an output; missing folders are created.
+
+    Raises `UserInputError` where `path` could not become a file with one of the `suffixes`, or the
+    block could not create its file.
     """
     if path.suffix.lower() not in suffixes:
         raise UserInputError(
@@ -25,16 +37,14 @@ def claim(path: Path, *, suffixes: Collection[str]) -> Path:
         )
     if path.is_dir():
         raise UserInputError(f"output {path}: got a folder, want a file; choose another name")
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix.lower()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
+        yield
     except OSError as error:
         raise UserInputError(
             f"output {path}: cannot write to folder {path.parent} ({error.strerror}); "
             "choose a folder you may write to"
         ) from error
-    return partial
 
 
 @contextmanager

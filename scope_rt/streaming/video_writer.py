@@ -1,4 +1,4 @@
-"""Encoding runs beside generation, and a video under its final name is always complete.
+"""Encoding runs beside generation; whole chunks outlive the writer, and a named video is complete.
 
 The caller waits only when the queue is full, and `blocked_s` says how long.
 """
@@ -7,7 +7,8 @@ import math
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -15,22 +16,15 @@ from typing import Self
 
 import av
 import numpy as np
-from av.video.reformatter import Interpolation
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from scope_contracts.errors import ScopeError, UserInputError
-from scope_rt.streaming import output_file
+from scope_rt.streaming.encoder import SegmentEncoder
+from scope_rt.streaming.segments import CODEC_OF_SUFFIX, SegmentJournal
 from scope_rt.streaming.trace import NullTrace, Trace
 
-_CODEC_OF_SUFFIX = {".mp4": "libx264", ".webm": "libvpx"}
-_CODEC_OPTIONS = {
-    "libx264": {"crf": "18", "preset": "veryfast"},
-    "libvpx": {"crf": "18", "deadline": "realtime", "cpu-used": "4"},
-}
-# VP8 treats the bit rate as a ceiling over crf; without one it falls back to a blurry default.
-_VP8_MAX_BITS_PER_PIXEL = 2
 _SMALLEST_VIEWABLE_SIDE = 256
+_DISK_ERRORS = (av.FFmpegError, OSError, ValueError)
 
 
 class RecordingError(ScopeError):
@@ -40,7 +34,8 @@ class RecordingError(ScopeError):
 class VideoWriter:
     """Encodes chunks of frames to H.264 (`.mp4`) or VP8 (`.webm`) on a thread of its own.
 
-    As a context manager it closes on success and aborts on an exception.
+    As a context manager it closes on success and, on an exception, aborts or (with
+    `keep_on_error`) suspends.
     """
 
     def __init__(
@@ -53,12 +48,18 @@ class VideoWriter:
         scale: int | None = None,
         max_queued_chunks: int = 8,
         trace: Trace | None = None,
+        resume: bool = False,
+        keep_on_error: bool = False,
+        stall_timeout_s: float = 60.0,
     ) -> None:
         """Prepare `path` for frames of `width` x `height` pixels at `fps` frames per second.
 
         `scale` repeats every pixel that many times each way; by default enough for the short side
         to reach 256 pixels, so that a person can see a small model's output.
-        Raises `UserInputError` for a path, size or rate that cannot be recorded.
+        `resume` goes on after the whole chunks of a writer that died or was suspended; without it
+        what such a writer left is removed. `stall_timeout_s` bounds the wait for one chunk.
+        Raises `UserInputError` for a path, size or rate that cannot be recorded, a path that has a
+        living writer, and a recording that cannot be resumed.
         """
         scale = _viewable_scale(width, height) if scale is None else scale
         _check_format(width, height, fps, scale)
@@ -67,31 +68,54 @@ class VideoWriter:
         self.blocked_s = 0.0
         """Seconds that `write` waited for the encoder because the queue was full."""
         self.encode_ms: list[float] = []
-        """Milliseconds of encoding per chunk, in order."""
+        """Milliseconds of encoding per chunk of this writer, in order."""
         self.num_frames = 0
-        """Frames accepted so far."""
+        """Frames accepted so far by this writer."""
         self._frame_shape = (height, width, 3)
         self._trace: Trace = trace or NullTrace()
         self._max_queued_chunks = max_queued_chunks
+        self._stall_timeout_s = stall_timeout_s
+        self._keep_on_error = keep_on_error
         self._queued: deque[Future[None]] = deque()
-        self._partial = output_file.claim(path, suffixes=_CODEC_OF_SUFFIX)
-        # Also runs when the interpreter exits without close or abort.
-        self._remove_partial = weakref.finalize(self, self._partial.unlink, missing_ok=True)
-        self._encoder = _Encoder(
-            self._partial, width=width * scale, height=height * scale, fps=Fraction(fps)
+        self._torn = False
+        self._journal = SegmentJournal(path)
+        with ExitStack() as on_error:
+            on_error.callback(self._journal.release if resume else self._journal.remove)
+            if resume:
+                self._journal.load()
+            else:
+                self._journal.discard()
+            self.held_chunks = self._journal.num_chunks
+            """Whole chunks of earlier writers: the first chunk to write has this index."""
+            self.held_frames = self._journal.num_frames
+            """Frames in those chunks."""
+            self._encoder = self._begin_segment(width * scale, height * scale, Fraction(fps))
+            on_error.pop_all()
+        # Also runs when the interpreter exits without close, suspend or abort.
+        self._at_exit = weakref.finalize(
+            self, self._journal.release if keep_on_error else self._journal.remove
         )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="video-writer")
         self._open = True
 
-    def write(self, frames_THWC: NDArray[np.uint8]) -> None:
-        """Queue uint8 RGB frames; the array may be reused at once.
+    @property
+    def durable_chunks(self) -> int:
+        """Whole chunks that outlive this process, `held_chunks` included; for any thread."""
+        return self._journal.num_chunks
 
-        Raises `RecordingError` if an earlier chunk failed; nothing then stays on disk.
+    def write(self, frames_THWC: NDArray[np.uint8]) -> None:
+        """Queue one chunk of uint8 RGB frames; the array may be reused at once.
+
+        Raises `RecordingError` if an earlier chunk failed; whole chunks then stay for `resume`.
         """
-        if frames_THWC.shape[1:] != self._frame_shape or frames_THWC.dtype != np.uint8:
+        if (
+            frames_THWC.shape[1:] != self._frame_shape
+            or len(frames_THWC) == 0
+            or frames_THWC.dtype != np.uint8
+        ):
             raise ValueError(
                 f"frames_THWC: got {frames_THWC.dtype} {frames_THWC.shape}, "
-                f"want uint8 (T, {', '.join(map(str, self._frame_shape))})"
+                f"want uint8 (T, {', '.join(map(str, self._frame_shape))}), T > 0"
             )
         if not self._open:
             raise RecordingError(f"{self.path}: recording has ended; open a new writer")
@@ -107,25 +131,39 @@ class VideoWriter:
     def close(self) -> None:
         """Finish the file under its name; a video of no frames leaves no file. Idempotent.
 
-        Raises `RecordingError` if a chunk or the end of the file could not be written.
+        Raises `RecordingError` if a chunk or the video could not be written; whole chunks then
+        stay for `resume`.
         """
         if not self._open:
             return
-        if self.num_frames == 0:
+        self._drain()
+        if self.durable_chunks == 0:
             self.abort()
             return
-        self._queued.append(self._thread.submit(self._publish))
-        while self._queued:
-            self._finish_oldest()
-        self._thread.shutdown()
-        self._open = False
+        self._at_exit.detach()  # an interrupt from here on leaves the chunks for `resume`
+        try:
+            self._encoder.close()
+            self._journal.publish()
+        except _DISK_ERRORS as error:
+            raise self._failure(error) from error
+        self._end(keep=False)
+
+    def suspend(self) -> None:
+        """Write what is queued and leave the whole chunks for a later `resume`. Idempotent.
+
+        Raises `RecordingError` if a chunk could not be written.
+        """
+        if self._open:
+            self._drain()
+            self._end(keep=True)
 
     def abort(self) -> None:
-        """Stop encoding and leave nothing on disk. Idempotent, and harmless after `close`."""
-        self._open = False
-        self._queued.clear()
-        self._thread.shutdown(cancel_futures=True)
-        self._remove_partial()
+        """Stop encoding and leave nothing of this video, earlier writers' chunks included.
+
+        Idempotent, and harmless after the recording has ended.
+        """
+        if self._open:
+            self._end(keep=False)
 
     def __enter__(self) -> Self:
         return self
@@ -138,68 +176,86 @@ class VideoWriter:
     ) -> None:
         if error is None:
             self.close()
+        elif self._keep_on_error:
+            with suppress(RecordingError):  # the error that ended the stream is the one to tell
+                self.suspend()
         else:
             self.abort()
 
-    def _encode(self, frames_THWC: NDArray[np.uint8]) -> None:
-        start_s = time.perf_counter()
-        with self._trace.span("encode", track="encode"):
-            for frame_HWC in frames_THWC:
-                self._encoder.encode(frame_HWC)
-        self.encode_ms.append((time.perf_counter() - start_s) * 1e3)
-
-    def _publish(self) -> None:
-        self._encoder.finish()
-        self._partial.replace(self.path)
-
-    def _finish_oldest(self) -> None:
-        """Wait for the oldest queued work; on its failure end the recording."""
+    def _begin_segment(self, width: int, height: int, fps: Fraction) -> SegmentEncoder:
+        codec = CODEC_OF_SUFFIX[self.path.suffix.lower()]
         try:
-            self._queued.popleft().result()
-        except (av.FFmpegError, OSError, ValueError) as error:
-            self.abort()
-            raise RecordingError(
-                f"{self.path}: recording stopped and was removed ({error}); "
+            encoder = SegmentEncoder(
+                self._journal.next_segment, codec=codec, width=width, height=height, fps=fps
+            )
+            self._journal.begin_segment(encoder.format)
+        except _DISK_ERRORS as error:
+            raise UserInputError(
+                f"output {self.path}: cannot be recorded ({error}); "
                 "free disk space or choose another output"
             ) from error
+        return encoder
 
+    def _encode(self, frames_THWC: NDArray[np.uint8]) -> None:
+        if self._torn:
+            return  # behind a chunk that failed, whose own error ends the recording
+        start_s = time.perf_counter()
+        with self._trace.span("encode", track="encode"):
+            self._torn = True
+            for frame_HWC in frames_THWC:
+                self._encoder.encode(frame_HWC)
+            self._journal.commit_chunk(len(frames_THWC))
+            self._torn = False
+        self.encode_ms.append((time.perf_counter() - start_s) * 1e3)
 
-class _Encoder:
-    """One container with one video stream; used from one thread at a time."""
+    def _drain(self) -> None:
+        while self._queued:
+            self._finish_oldest()
 
-    def __init__(self, path: Path, *, width: int, height: int, fps: Fraction) -> None:
-        codec = _CODEC_OF_SUFFIX[path.suffix]
-        # The index in front lets a player start before it has the whole file.
-        container_options = {"movflags": "+faststart"} if path.suffix == ".mp4" else {}
-        self._container = av.open(str(path), "w", options=container_options)
-        stream = self._container.add_stream(codec, rate=fps, options=_CODEC_OPTIONS[codec])
-        assert isinstance(stream, VideoStream)
-        stream.width = width
-        stream.height = height
-        stream.pix_fmt = "yuv420p"
-        stream.codec_context.time_base = 1 / fps
-        # The other cores belong to generation.
-        stream.codec_context.thread_count = 1
-        if codec == "libvpx":
-            stream.bit_rate = int(width * height * fps * _VP8_MAX_BITS_PER_PIXEL)
-        self._stream = stream
-        self._next_pts = 0
+    def _finish_oldest(self) -> None:
+        """Wait for the oldest queued chunk; on its failure end the recording."""
+        try:
+            self._queued[0].result(timeout=self._stall_timeout_s)
+        except _DISK_ERRORS as error:
+            raise self._failure(error) from error
+        self._queued.popleft()
 
-    def encode(self, frame_HWC: NDArray[np.uint8]) -> None:
-        # FFmpeg repeats the pixels: it lets go of the interpreter meanwhile, numpy does not.
-        frame = av.VideoFrame.from_ndarray(frame_HWC, format="rgb24").reformat(
-            width=self._stream.width,
-            height=self._stream.height,
-            format="yuv420p",
-            interpolation=Interpolation.POINT,
+    def _failure(self, error: Exception) -> RecordingError:
+        """End the recording, keeping its whole chunks, and say so in one sentence."""
+        stalled = isinstance(error, TimeoutError)
+        reason = f"no answer from the disk for {self._stall_timeout_s:g} s" if stalled else error
+        self._end(keep=True, patience_s=0.0 if stalled else self._stall_timeout_s)
+        kept = (
+            f"its first {self.durable_chunks} chunks are kept" if self.durable_chunks else "removed"
         )
-        frame.pts = self._next_pts
-        self._next_pts += 1
-        self._container.mux(self._stream.encode(frame))
+        return RecordingError(
+            f"{self.path}: recording stopped ({reason}), {kept}; "
+            "free disk space or choose another output"
+        )
 
-    def finish(self) -> None:
-        self._container.mux(self._stream.encode(None))
-        self._container.close()
+    def _end(self, *, keep: bool, patience_s: float | None = None) -> None:
+        """Stop the thread, giving its running chunk `patience_s`, and let go of the files."""
+        self._open = False
+        self._at_exit.detach()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        running = [chunk for chunk in self._queued if not chunk.cancelled()]
+        patience_s = self._stall_timeout_s if patience_s is None else patience_s
+        if not wait(running, timeout=patience_s).not_done:
+            with suppress(*_DISK_ERRORS):  # beyond the last whole chunk nothing is needed
+                self._encoder.close()
+        self._queued.clear()
+        if keep and self.durable_chunks:
+            self._journal.release()
+        else:
+            self._journal.remove()
+
+
+def check_recordable(
+    path: Path, *, width: int, height: int, fps: Fraction | int, scale: int | None = None
+) -> None:
+    """Raise the `UserInputError` of a new `VideoWriter`; an earlier recording stays as it is."""
+    _check_format(width, height, fps, _viewable_scale(width, height) if scale is None else scale)
+    SegmentJournal(path).release()
 
 
 def _viewable_scale(width: int, height: int) -> int:
