@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from scope_contracts.errors import UserInputError
+from scope_rt.tripwires import ALL_ARMED, Tripwires
 
 RECOMPUTE_NEVER = 999_999
 
@@ -19,17 +20,39 @@ class RuntimeConfig:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    master_addr: str | None = None
+    """Where the ranks meet; None outside a launcher."""
+    master_port: int = 0
+    store_is_hosted: bool = False
+    """Whether the launcher hosts the store in which the ranks meet; rank0 does otherwise."""
     tp_plan: str | None = None
     pp_enabled: bool | None = None
-    kv_bias_backend: str = "sdpa"
-    kv_cache_recompute_every: int = RECOMPUTE_NEVER
+    kv_bias_backend: str | None = None
+    """Attention backend; None takes the device's default, the same on equal ranks."""
+    kv_cache_recompute_every: int | None = None
+    """Chunks from one recompute to the next; None leaves it to the model's recipe."""
     tp_allow_compile: bool = False
+    digest_every: int = 64
+    """Chunks from one comparison of the generator ranks to the next."""
+    input_digest: bool = False
+    """Whether every frame on a link carries a digest of its bytes."""
+    slow_rank_factor: float = 0.0
+    """How many times slower than the others a rank may be; 0 never objects."""
+    heartbeat_timeout_s: float = 10.0
+    """How long a rank may give no sign of life."""
     start_timeout_s: float = 300.0
     """How long ranks wait for each other to come, to load the model, and at the end."""
     group_timeout_s: float = 60.0
     """Bound of every transfer, every collective, and of rank0's wait for a chunk."""
     idle_timeout_s: float = 3600.0
     """How long a mesh rank waits for its next envelope before it gives up on rank0."""
+    attempt: int = 0
+    """How often the group was started again."""
+    may_restart: bool = False
+    """Whether the launcher would start the group again after a failure now."""
+    faults: str | None = None
+    """Faults to inject (`scope_rt.faults`); only the break-it suite sets it."""
+    tripwires: Tripwires = ALL_ARMED
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -44,16 +67,28 @@ class RuntimeConfig:
             rank=_integer(env, "RANK", 0),
             world_size=_integer(env, "WORLD_SIZE", 1),
             local_rank=_integer(env, "LOCAL_RANK", 0),
+            master_addr=env.get("MASTER_ADDR"),
+            master_port=_integer(env, "MASTER_PORT", 0),
+            store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             tp_plan=env.get("SCOPE_TP_PLAN"),
             pp_enabled=_switch(env, "SCOPE_PP_ENABLED", None),
-            kv_bias_backend=env.get("SCOPE_KV_BIAS_BACKEND", "sdpa"),
-            kv_cache_recompute_every=_integer(
-                env, "SCOPE_KV_CACHE_RECOMPUTE_EVERY", RECOMPUTE_NEVER
-            ),
+            kv_bias_backend=env.get("SCOPE_KV_BIAS_BACKEND"),
+            kv_cache_recompute_every=_count(env, "SCOPE_KV_CACHE_RECOMPUTE_EVERY", None),
             tp_allow_compile=bool(_switch(env, "SCOPE_TP_ALLOW_COMPILE", False)),
-            start_timeout_s=_seconds(env, "SCOPE_START_TIMEOUT_S", 300.0),
-            group_timeout_s=_seconds(env, "SCOPE_GROUP_TIMEOUT_S", 60.0),
-            idle_timeout_s=_seconds(env, "SCOPE_IDLE_TIMEOUT_S", 3600.0),
+            digest_every=_count(env, "SCOPE_DIGEST_EVERY", 64) or 64,
+            input_digest=bool(_switch(env, "SCOPE_TP_INPUT_DIGEST", False)),
+            slow_rank_factor=_positive(env, "SCOPE_SLOW_RANK_FACTOR", 0.0, unit="times"),
+            heartbeat_timeout_s=_positive(env, "SCOPE_HEARTBEAT_TIMEOUT_S", 10.0),
+            start_timeout_s=_positive(env, "SCOPE_START_TIMEOUT_S", 300.0),
+            group_timeout_s=_positive(env, "SCOPE_GROUP_TIMEOUT_S", 60.0),
+            idle_timeout_s=_positive(env, "SCOPE_IDLE_TIMEOUT_S", 3600.0),
+            attempt=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
+            may_restart=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
+            < _integer(env, "TORCHELASTIC_MAX_RESTARTS", 0),
+            faults=env.get("SCOPE_FAULTS"),
+            tripwires=Tripwires.without(env["SCOPE_DISARM"].split(","))
+            if env.get("SCOPE_DISARM")
+            else ALL_ARMED,
         )
 
 
@@ -65,14 +100,23 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
         raise UserInputError(f"{name} is {text!r}; give a whole number") from None
 
 
-def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
+def _count(env: Mapping[str, str], name: str, default: int | None) -> int | None:
+    if name not in env:
+        return default
+    count = _integer(env, name, 0)
+    if count < 1:
+        raise UserInputError(f"{name} is {env[name]!r}; give a whole number above 0")
+    return count
+
+
+def _positive(env: Mapping[str, str], name: str, default: float, *, unit: str = "seconds") -> float:
     text = env.get(name, str(default))
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise UserInputError(f"{name} is {text!r}; give a positive number of seconds")
+        value = -1.0
+    if not 0 < value < float("inf") and value != default:
+        raise UserInputError(f"{name} is {text!r}; give a positive number of {unit}")
     return value
 
 

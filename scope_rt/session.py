@@ -3,8 +3,9 @@
 Every rank of a plan runs the same lines; on mesh ranks `stream` serves rank0 and yields nothing.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,26 +14,43 @@ import torch
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
-from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
-from scope_rt.control.controller import Chunk, Controller
-from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
+from scope_contracts.recording import NOT_RESUMED, Opened
+from scope_rt import __version__
+from scope_rt.config import RuntimeConfig
+from scope_rt.control.chunk import Chunk
+from scope_rt.control.context import ContextMemory, anchor_encoder
+from scope_rt.control.controller import Controller, Stages
+from scope_rt.control.inbox import Conditioning, Directive, Receipt, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
-from scope_rt.mesh.process_group import leave_world
-from scope_rt.mesh.rank import Rank, RankSetup
-from scope_rt.mesh.topology import RUNNABLE, Topology
+from scope_rt.control.recompute import Recompute, choose_recompute
+from scope_rt.control.recording import NullRecorder, StreamRecorder
+from scope_rt.control.stream_state import Checkpoint
+from scope_rt.control.transition import TransitionSpec
+from scope_rt.faults import Faults, InjectedFaults, NoFaults, decode
+from scope_rt.instruments import Instruments
+from scope_rt.mesh.full_pipeline import FullPipeline
+from scope_rt.mesh.rank import Rank, RankSetup, Stand
+from scope_rt.mesh.topology import Topology, plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.noise import SeededNoise
+from scope_rt.models.past import Past, own_past
 from scope_rt.models.shards import check_degree
+from scope_rt.streaming.recorder import Recorder
 from scope_rt.streaming.trace import NullTrace, Span, Trace
+from scope_rt.tensors import NAMES
+from scope_rt.vae.codec import VideoCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledEvent:
-    """A prompt change, a hard cut, or both, at the first chunk from `chunk_index` on."""
+    """What happens at the first chunk from `chunk_index` on: any of a prompt change (soft with a
+    `transition`), a hard cut, and a rebuild of the cache from context."""
 
     chunk_index: int
     prompt: str | None = None
+    transition: TransitionSpec | None = None
     hard_cut: bool = False
+    recompute: bool = False
 
 
 class StreamSession:
@@ -40,17 +58,24 @@ class StreamSession:
 
     Args:
         model: a model folder, or "tiny" for the embedded model.
-        plan: `single`, `tp_v1_1`, `pp0` or `pp1`; all but `single` need one process per rank
-            (`scope-rt stream` starts them, or torchrun does).
+        plan: `single`, `tp_v0`, `tp_v1_1`, `pp0` or `pp1`; all but `single` need one process per
+            rank (`scope-rt stream` starts them, or torchrun does).
         tp: tensor-parallel degree of the generator group.
         seed: base seed; equal seeds, prompts and schedules give equal streams.
         height, width: pixels; the model's own size where not given.
         dtype: of weights, cache and latents.
+        kv_cache_attention_bias: weight of past chunks, 0 < bias <= 1; a transition may leave it.
+        recompute: `r1`, `r0a` or `r0` for models that keep their cache by recompute.
         trace: where stages are recorded.
+        checkpoint: a file that rank0 replaces after every chunk; delete it when its consumer has
+            all it wanted.
+        resume: go on where `checkpoint` was saved, if it exists; every rank is given the same.
+        record: a new file for the flight recorder; it is continued by a resumed stream.
+        past: what later chunks are told of a chunk: its own latents, but in a replay.
 
     Raises:
         UserInputError: an argument cannot be used; the sentence says what to change.
-        ParityError: ranks were started with different settings.
+        ParityError: ranks were started with different settings, or hold other weights.
         LinkError: the other ranks did not come.
     """
 
@@ -65,18 +90,23 @@ class StreamSession:
         width: int | None = None,
         dtype: torch.dtype = torch.float32,
         kv_cache_attention_bias: float = 1.0,
+        recompute: str | None = None,
         trace: Trace | None = None,
+        checkpoint: Path | None = None,
+        resume: bool = False,
+        record: Path | None = None,
+        past: Past = own_past,
         config: RuntimeConfig | None = None,
     ) -> None:
-        self._trace: Trace = trace or NullTrace()
+        self.trace: Trace = trace or NullTrace()
         config = config or RuntimeConfig.from_environment()
         folder = ModelFolder.open(model)
         self.recipe = folder.recipe
         height = self.recipe.default_height if height is None else height
         width = self.recipe.default_width if width is None else width
-        topology = Topology(plan_id=_plan_named(plan), tp_degree=tp)
+        topology = Topology(plan_id=plan_named(plan), tp_degree=tp)
         check_degree(folder.config, tp)
-        check_environment(config, topology)
+        chosen = choose_recompute(self.recipe, recompute, every=config.kv_cache_recompute_every)
         codec, self._text_encoder = folder.codec(), folder.text_encoder()
         geometry = folder.geometry(codec=codec, text=self._text_encoder, dtype=dtype)
         check_inputs(
@@ -87,32 +117,84 @@ class StreamSession:
             kv_cache_attention_bias=kv_cache_attention_bias,
         )
         setup = RankSetup(
-            model=folder, topology=topology, config=config, dtype=dtype, height=height, width=width
+            model=folder,
+            topology=topology,
+            config=config,
+            dtype=dtype,
+            height=height,
+            width=width,
+            recompute_every=chosen.every,
+            recompute_anchor=str(chosen.anchor),
+            past=past,
+        )
+        settings = StreamSettings(
+            plan_id=topology.plan_id,
+            recipe=folder.recipe,
+            height=height,
+            width=width,
+            base_seed=seed,
+            kv_cache_attention_bias=kv_cache_attention_bias,
+            recompute_every=chosen.every,
         )
         self.cache_bytes = setup.cache_spec(geometry).num_bytes(topology.tp_degree)
         self.is_control_rank = config.rank == 0
-        self._rank = Rank(setup, geometry, self._trace)
+        self._instruments = instruments_of(config, self.trace)
+        self._recorder: StreamRecorder = NullRecorder()
         self._controller: Controller | None = None
         self._served = False
         self._spans: tuple[Span, ...] | None = None
+        saved, self._checkpoint = None, None
+        if self.is_control_rank and checkpoint is not None:
+            self._checkpoint = Checkpoint(checkpoint, _identity(setup, settings))
+            saved = self._checkpoint.load(settings) if resume else None
+        planner = Planner(settings=settings) if saved is None else saved.position.planner
+        stand, memory = Stand(position=planner.position), self._memory(codec, chosen)
+        if saved is not None:
+            stand = replace(stand, memory=saved.memory, decoder=saved.decoder_after)
+        pipeline = FullPipeline(
+            noise=SeededNoise(),
+            decoder=codec.streaming_decoder(),
+            memory=memory,
+            past=past,
+        )
+        self._rank = Rank(
+            setup, geometry, instruments=self._instruments, stand=stand, pipeline=pipeline
+        )
+        self.resumed_at_chunk = None if saved is None else planner.next_chunk_index
+        """The first chunk that is planned anew, where the session goes on with a stream."""
         if self.is_control_rank:
-            settings = StreamSettings(
-                plan_id=topology.plan_id,
-                recipe=folder.recipe,
-                height=height,
-                width=width,
-                base_seed=seed,
-                kv_cache_attention_bias=kv_cache_attention_bias,
-            )
-            self._controller = Controller(
-                planner=Planner(settings=settings),
+            if record is not None:
+                opened = _opened(setup, settings, str(model), self.resumed_at_chunk)
+                self._recorder = Recorder(
+                    record,
+                    opened,
+                    resume=resume,
+                    faults=self._instruments.faults,
+                )
+            stages = Stages(
                 mesh=self._rank.port(),
                 decoder=codec.streaming_decoder(),
-                geometry=geometry,
+                memory=memory,
                 noise=SeededNoise(),
-                trace=self._trace,
-                max_in_flight=topology.max_in_flight,
+                geometry=geometry,
+                cache=setup.cache_spec(geometry),
+                past=past,
             )
+            self._controller = Controller(
+                planner,
+                stages,
+                max_in_flight=topology.max_in_flight,
+                recorder=self._recorder,
+                instruments=self._instruments,
+                checkpoint=self._checkpoint,
+            )
+            if saved is not None:
+                self._controller.resume(saved)
+
+    @property
+    def recording_failure(self) -> str | None:
+        """Why the flight recorder stopped early, in one sentence, if it did."""
+        return self._recorder.failure
 
     def stream(
         self,
@@ -120,11 +202,15 @@ class StreamSession:
         *,
         num_chunks: int | None = None,
         schedule: Sequence[ScheduledEvent] = (),
+        num_held: Callable[[], int] | None = None,
     ) -> Iterator[Chunk]:
         """Start an epoch with `prompt` and yield its chunks, without end by default.
 
-        Scheduled chunk indices count from the start of the session. On a mesh rank this serves
-        rank0 until the session there is closed, and yields nothing.
+        Scheduled chunk indices count from the start of the session. A session that resumed goes on
+        instead with the prompt and schedule it had, and `num_chunks` counts from the beginning.
+        `num_held` tells how many chunks the consumer holds for good (by default all but the last
+        one yielded): a resumed stream yields first what is missing there. On a mesh rank this
+        serves rank0 until the session there is closed, and yields nothing.
 
         Raises:
             UserInputError: a prompt cannot be read; nothing was started.
@@ -134,42 +220,44 @@ class StreamSession:
                 self._served = True
                 self._rank.serve()
             return iter(())
-        events = [
-            ScheduledDirective(
-                chunk_index=event.chunk_index,
-                directive=self._directive(event.prompt, hard_cut=event.hard_cut),
-            )
-            for event in schedule
-        ]
-        start = Directive(hard_cut=True, drop_in_flight=True)
-        self._controller.inbox.post(start.then(self._directive(prompt, hard_cut=True)))
-        self._controller.inbox.schedule(events)
-        return self._controller.run(num_chunks)
+        if self.resumed_at_chunk is None:
+            events = [self._scheduled(event) for event in schedule]
+            start = Directive(hard_cut=True, drop_in_flight=True)
+            self._controller.inbox.post(start.then(self._directive(prompt, hard_cut=True)))
+            self._controller.inbox.schedule(events)
+            self._controller.begin()
+        self.resumed_at_chunk = None
+        return self._controller.run(num_chunks, num_held=num_held)
 
-    def prompt(self, text: str) -> None:
-        """Change the prompt at the next chunk that is planned; the chunk names it.
+    def prompt(self, text: str, transition: TransitionSpec | None = None) -> Receipt:
+        """Change the prompt at the next chunk that is planned, at once or by a soft transition.
+
+        The receipt tells at which chunk it took effect.
 
         Raises:
             UserInputError: the prompt cannot be read; the stream goes on with the old one.
         """
-        self._post(self._directive(text, hard_cut=False))
+        return self._post(self._directive(text, transition=transition))
 
-    def hard_cut(self) -> None:
+    def hard_cut(self) -> Receipt:
         """Start a new epoch at the next chunk that is planned; older chunks are dropped."""
-        self._post(Directive(hard_cut=True, drop_in_flight=True))
+        return self._post(Directive(hard_cut=True, drop_in_flight=True))
 
     def close(self) -> tuple[Span, ...]:
         """End the stream on all ranks; returns the spans of every rank. Idempotent.
 
         After a failure in the middle of a chunk there is nobody to say goodbye to: this rank
-        leaves, which is what tells the others, and its own spans are returned.
+        leaves, which is what tells the others, and its own spans are returned. Its checkpoint
+        stays then, for a session that goes on.
         """
         if self._spans is None:
             if self._controller is not None and self._controller.is_midway:
-                self._spans = self._trace.spans
+                self._controller.inbox.close("the stream failed")
+                self._spans = self.trace.spans
             else:
                 self._spans = self._end_together()
-            leave_world()
+            self._recorder.close()
+            self._rank.leave()
         return self._spans
 
     def _end_together(self) -> tuple[Span, ...]:
@@ -187,50 +275,99 @@ class StreamSession:
         traceback: TracebackType | None,
     ) -> None:
         """Close; but a mesh rank that failed leaves at once, which is what tells the others."""
+        if error is not None and not isinstance(error, GeneratorExit | KeyboardInterrupt):
+            self._recorder.failed(error)
         if error is None or self.is_control_rank:
             self.close()
         else:
-            leave_world()
+            self._rank.leave()
 
-    def _post(self, directive: Directive) -> None:
+    def _post(self, directive: Directive) -> Receipt:
         if self._controller is None:
             raise UserInputError("only rank0 takes control input; call this where rank is 0")
-        self._controller.inbox.post(directive)
+        return self._controller.inbox.post(directive)
 
-    def _directive(self, prompt: str | None, *, hard_cut: bool) -> Directive:
-        if prompt is None:
-            return Directive(hard_cut=hard_cut)
-        conditioning = Conditioning(prompt, self._text_encoder([prompt]))
-        return Directive(conditioning=conditioning, hard_cut=hard_cut)
-
-
-def _plan_named(plan: str) -> PlanId:
-    try:
-        return PlanId(plan)
-    except ValueError:
-        choices = ", ".join(RUNNABLE)
-        raise UserInputError(f"--plan {plan!r} is unknown; choose one of {choices}") from None
-
-
-def check_environment(config: RuntimeConfig, topology: Topology) -> None:
-    """Refuse environment variables that ask for another plan than the arguments do.
-
-    Raises:
-        UserInputError: naming the variable.
-    """
-    if config.tp_plan not in (None, topology.plan_id):
-        raise UserInputError(
-            f"SCOPE_TP_PLAN is {config.tp_plan!r}, --plan is {topology.plan_id}; unset the variable"
+    def _scheduled(self, event: ScheduledEvent) -> ScheduledDirective:
+        directive = self._directive(
+            event.prompt,
+            transition=event.transition,
+            hard_cut=event.hard_cut,
+            recompute=event.recompute,
         )
-    if config.pp_enabled not in (None, topology.pipelined):
-        raise UserInputError(
-            f"SCOPE_PP_ENABLED contradicts --plan {topology.plan_id}; unset the variable"
+        return ScheduledDirective(chunk_index=event.chunk_index, directive=directive)
+
+    def _directive(
+        self,
+        prompt: str | None,
+        *,
+        transition: TransitionSpec | None = None,
+        hard_cut: bool = False,
+        recompute: bool = False,
+    ) -> Directive:
+        if prompt is None and transition is not None:
+            raise UserInputError("a transition leads to a new prompt; give one with it")
+        text = None if prompt is None else Conditioning(prompt, self._text_encoder([prompt]))
+        return Directive(
+            conditioning=text, transition=transition, hard_cut=hard_cut, recompute=recompute
         )
-    if config.kv_cache_recompute_every != RECOMPUTE_NEVER or config.tp_allow_compile:
-        raise UserInputError(
-            "SCOPE_KV_CACHE_RECOMPUTE_EVERY and SCOPE_TP_ALLOW_COMPILE are not supported yet; "
-            "unset them"
+
+    def _memory(self, codec: VideoCodec, recompute: Recompute) -> ContextMemory:
+        return ContextMemory(
+            self.recipe,
+            anchor=recompute.anchor,
+            encode_anchor=anchor_encoder(codec),
+            first_latent_frames=codec.first_latent_frames,
+            temporal_stride=codec.temporal_stride,
         )
+
+
+def instruments_of(config: RuntimeConfig, trace: Trace) -> Instruments:
+    """What watches this rank, and the faults that were asked for."""
+    faults: Faults = NoFaults()
+    if config.faults is not None:
+        injected = decode(config.faults)
+        faults = InjectedFaults(injected, rank=config.rank, attempt=config.attempt)
+    return Instruments(trace=trace, faults=faults, tripwires=config.tripwires)
+
+
+def _identity(setup: RankSetup, settings: StreamSettings) -> dict[str, str | int | float]:
+    """What must be the same for a stream to go on; plan and TP degree may differ."""
+    return {
+        "model": setup.model.fingerprint(),
+        "seed": settings.base_seed,
+        "height": settings.height,
+        "width": settings.width,
+        "dtype": str(setup.dtype),
+        "kv_cache_attention_bias": settings.kv_cache_attention_bias,
+        "recompute_every": settings.recompute_every,
+        "recompute_anchor": setup.recompute_anchor,
+    }
+
+
+def _opened(
+    setup: RankSetup, settings: StreamSettings, model: str, resumed_at_chunk: int | None
+) -> Opened:
+    """The first record of a recording."""
+    return Opened(
+        at_s=time.time(),
+        package_version=__version__,
+        torch_version=str(torch.__version__),
+        model=model,
+        model_fingerprint=setup.model.fingerprint(),
+        plan_id=settings.plan_id,
+        tp_degree=setup.topology.tp_degree,
+        height=settings.height,
+        width=settings.width,
+        dtype=NAMES[setup.dtype],
+        base_seed=settings.base_seed,
+        kv_cache_attention_bias=settings.kv_cache_attention_bias,
+        backend=setup.backend.name,
+        kv_cache_recompute_every=settings.recompute_every,
+        recompute_anchor=setup.recompute_anchor,
+        frames_per_block=settings.recipe.frames_per_block,
+        fps=settings.recipe.fps,
+        resumed_at_chunk=NOT_RESUMED if resumed_at_chunk is None else resumed_at_chunk,
+    )
 
 
 def check_inputs(

@@ -1,7 +1,8 @@
-"""The one table between the contract's dtypes and torch's."""
+"""The one table between the contract's dtypes and torch's, and what follows from it."""
 
 from collections.abc import Mapping
 
+import msgpack
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ TORCH_DTYPES = {
     DType.UINT8: torch.uint8,
     DType.BOOL: torch.bool,
 }
+_TENSOR = 1
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -30,6 +32,30 @@ def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(spec_of(name, tensor) for name, tensor in tensors.items())
 
 
+def specs_by_name(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
+    """The spec of every tensor under its name."""
+    return {name: spec_of(name, tensor) for name, tensor in tensors.items()}
+
+
 def empty(spec: TensorSpec) -> Tensor:
     """CPU memory for what `spec` announces."""
     return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
+
+
+def pack_tensor(value: object) -> msgpack.ExtType:
+    """`default` of `msgpack.packb`: a tensor as its dtype, shape and bytes."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"no message holds a {type(value).__name__}")
+    raw = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    head = msgpack.packb((str(NAMES[value.dtype]), tuple(value.shape)))
+    return msgpack.ExtType(_TENSOR, msgpack.packb((head, raw)))
+
+
+def unpack_tensor(code: int, data: bytes) -> Tensor:
+    """`ext_hook` of `msgpack.unpackb`: the inverse of `pack_tensor`."""
+    if code != _TENSOR:
+        raise ValueError(f"unknown extension {code}")
+    head, raw = msgpack.unpackb(data)
+    dtype, shape = msgpack.unpackb(head)
+    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
+    return flat.view(TORCH_DTYPES[dtype]).reshape(shape)

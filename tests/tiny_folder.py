@@ -1,5 +1,6 @@
 """A model folder with small random weights, for tests that stream; not a test itself."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.loading import save_transformer
-from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe import CacheUpkeep, Recipe
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.tiny import TinyCodecConfig, TinyVideoCodec
 
@@ -33,11 +34,22 @@ RECIPE = Recipe(
 )
 
 
-def write_tiny_folder(folder: Path) -> Path:
+KREA_RECIPE = replace(
+    RECIPE,
+    cache_upkeep=CacheUpkeep.RECOMPUTE,
+    kv_cache_num_frames=4,
+    window_frames=7,
+    sink_frames=0,
+    warp_steps=False,
+)
+"""The same weights as a model that keeps its cache by recompute, as Krea's do."""
+
+
+def write_tiny_folder(folder: Path, recipe: Recipe = RECIPE) -> Path:
     """Write all parts of a model to `folder`; equal every time."""
     torch.manual_seed(0)
     folder.mkdir(parents=True, exist_ok=True)
-    RECIPE.save(folder)
+    recipe.save(folder)
     weights = {
         name: torch.randn(p.shape) * (0.5 if p.ndim == 1 else 0.1)
         for name, p in CausalWanModel(CONFIG).named_parameters()

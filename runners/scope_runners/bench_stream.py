@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,18 @@ from torch import Tensor
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError
 from scope_rt.config import RuntimeConfig
-from scope_rt.control.controller import Controller
+from scope_rt.control.context import ContextMemory, anchor_encoder
+from scope_rt.control.controller import Controller, Stages
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.planner import Planner, StreamSettings
+from scope_rt.control.recompute import RecomputeAnchor
+from scope_rt.control.recording import NullRecorder
+from scope_rt.instruments import Instruments
 from scope_rt.mesh.rank import Rank, RankSetup
 from scope_rt.mesh.topology import RUNNABLE, Topology
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.noise import SeededNoise
 from scope_rt.session import StreamSession
-from scope_rt.streaming.trace import NullTrace
 from scope_rt.streaming.video_writer import VideoWriter
 from scope_runners.job import available_cores
 from scope_runners.main import guarded
@@ -86,6 +89,11 @@ class _KeepLatents:
     def reset(self) -> None:
         self.latents.clear()
 
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+
 
 class Bench:
     """The parts of a stream, each measurable alone, over the same number of chunks."""
@@ -118,6 +126,7 @@ class Bench:
 
     def generation(self) -> float:
         self._controller.inbox.post(Directive(conditioning=self._text, hard_cut=True))
+        self._controller.begin()
         start_s = time.perf_counter()
         for _ in self._controller.run(self._num_chunks):
             pass
@@ -183,14 +192,22 @@ class Bench:
             width=recipe.default_width,
             base_seed=0,
         )
-        controller = Controller(
-            planner=Planner(settings=settings),
-            mesh=Rank(setup, geometry, NullTrace()).port(),
+        stages = Stages(
+            mesh=Rank(setup, geometry, instruments=Instruments()).port(),
             decoder=self._kept,
-            geometry=geometry,
+            memory=ContextMemory(
+                recipe,
+                anchor=RecomputeAnchor.LATENT,
+                encode_anchor=anchor_encoder(self._codec),
+                first_latent_frames=self._codec.first_latent_frames,
+                temporal_stride=self._codec.temporal_stride,
+            ),
             noise=SeededNoise(),
-            trace=NullTrace(),
-            max_in_flight=1,
+            geometry=geometry,
+            cache=setup.cache_spec(geometry),
+        )
+        controller = Controller(
+            Planner(settings=settings), stages, max_in_flight=1, recorder=NullRecorder()
         )
         return controller, Conditioning(PROMPT, text([PROMPT]))
 

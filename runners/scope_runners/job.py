@@ -13,13 +13,16 @@ from pathlib import Path
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import PATCH_SIZE
+from scope_rt.config import RuntimeConfig
+from scope_rt.control.recompute import RecomputeMode, choose_recompute
+from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.topology import Topology
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
 from scope_rt.session import ScheduledEvent, check_inputs
 from scope_rt.streaming.output_file import claim
-from scope_rt.streaming.video_writer import VideoWriter
+from scope_rt.streaming.video_writer import check_recordable
 from scope_rt.text.words import WordTextEncoder
 from scope_runners.request import StreamRequest
 
@@ -61,19 +64,37 @@ class OutputFiles:
     def summary(self) -> Path:
         return self.video.with_suffix(".json")
 
+    @property
+    def checkpoint(self) -> Path:
+        """Where rank0 saves the stream; there while it is not at its end."""
+        return self.video.with_name(f".{self.video.name}.checkpoint")
 
-def prepare(request: StreamRequest) -> StreamJob:
+    @property
+    def journal(self) -> Path:
+        """What rank0 has shown so far; there as long as the checkpoint."""
+        return self.video.with_name(f".{self.video.name}.journal")
+
+
+def prepare(request: StreamRequest, config: RuntimeConfig) -> StreamJob:
     """Check a request against its model; touches no other process and writes nothing.
 
     Raises:
         UserInputError: the request cannot be met; the sentence names the flag to change.
     """
-    topology = Topology(plan_id=request.plan, tp_degree=request.tp_degree)
+    topology = Topology(plan_id=request.plan, tp_degree=degree_of(request, config.attempt))
     model = ModelFolder.open(request.model)
     check_degree(model.config, topology.tp_degree)
     codec, text_encoder = model.codec(), model.text_encoder()
     _check_prompts(request, text_encoder)
     recipe = model.recipe
+    choose_recompute(recipe, request.recompute, every=config.kv_cache_recompute_every)
+    if request.recompute == RecomputeMode.R0 and not request.accept_quality_loss:
+        raise UserInputError(
+            "--recompute r0 trades quality for speed; add --accept-quality-loss, or use r0a"
+        )
+    if request.fallback_tp is not None:
+        fallback = Topology(plan_id=request.plan, tp_degree=request.fallback_tp)
+        check_degree(model.config, fallback.tp_degree)
     height = recipe.default_height if request.height is None else request.height
     width = recipe.default_width if request.width is None else request.width
     check_inputs(
@@ -97,6 +118,25 @@ def prepare(request: StreamRequest) -> StreamJob:
     )
 
 
+def degree_of(request: StreamRequest, attempt: int) -> int:
+    """The TP degree of an attempt: after a loss it may be another."""
+    if attempt > 0 and request.fallback_tp is not None:
+        return request.fallback_tp
+    return request.tp_degree
+
+
+def transition_of(request: StreamRequest) -> TransitionSpec | None:
+    """How new prompts come in; None is at once."""
+    if request.transition == 0:
+        return None
+    resting = request.kv_cache_attention_bias
+    return TransitionSpec(
+        num_chunks=request.transition,
+        method=Interpolation(request.transition_method),
+        bias_floor=resting if request.transition_bias is None else request.transition_bias,
+    )
+
+
 def place_events(request: StreamRequest, *, fps: int, frames_per_chunk: int) -> Timeline:
     """Put every event at the first chunk that starts at its time or later."""
 
@@ -109,8 +149,14 @@ def place_events(request: StreamRequest, *, fps: int, frames_per_chunk: int) -> 
         for timed in sorted(request.prompt_at, key=lambda timed: timed.at_s)
     }
     cuts = {chunks_until(at_s) for at_s in request.hard_cut_at}
+    transition = transition_of(request)
     events = [
-        ScheduledEvent(chunk_index=index, prompt=prompts.get(index), hard_cut=index in cuts)
+        ScheduledEvent(
+            chunk_index=index,
+            prompt=prompts.get(index),
+            transition=transition if index in prompts and index not in cuts else None,
+            hard_cut=index in cuts,
+        )
         for index in sorted(prompts.keys() | cuts)
     ]
     ignored = [(f"--prompt-at {_seconds(timed.at_s)}", timed.at_s) for timed in request.prompt_at]
@@ -134,11 +180,13 @@ def check_outputs(job: StreamJob) -> OutputFiles:
         raise UserInputError(
             f"--trace {files.trace} is where the summary of --out goes; choose another name"
         )
-    VideoWriter(files.video, width=job.width, height=job.height, fps=job.recipe.fps).abort()
+    check_recordable(files.video, width=job.width, height=job.height, fps=job.recipe.fps)
     claim(files.contact_sheet, suffixes=(".png",)).unlink()
     for path in (files.summary, files.trace):
         if path is not None:
             claim(path, suffixes=(".json",)).unlink()
+    if job.request.record is not None:
+        claim(job.request.record, suffixes=(".scope",)).unlink()
     return files
 
 

@@ -1,123 +1,243 @@
 """The ranks of one machine live and die together, and none outlives its launcher.
 
-Every rank's standard input is a pipe that only the launcher holds open: when the launcher is gone,
-however it went, the pipe ends and the rank leaves. Ranks sit in sessions of their own, so a
-terminal's Ctrl-C reaches the launcher alone, which hands it to rank0 to end the stream in order.
+A rank that dies ends its attempt, and all ranks start again while that brings the work forward.
+The launcher hosts the store in which the ranks meet, so that the store survives any of them. Ranks
+sit in sessions of their own: a terminal's Ctrl-C reaches the launcher alone, which hands it to
+rank0 to end the stream in order.
 """
 
 import os
 import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
+
+from scope_rt.mesh.rendezvous import host_store
+from scope_runners.main import BAD_INPUT
+from scope_runners.zygote import TERMINATE_S, Event, RankEnded, RankStarted, Zygote, ZygoteEnded
 
 LINGER_S = 1.5
 """After a rank failed, how long its peers may still say what they saw."""
 ORDERLY_END_S = 15.0
 """How long an orderly end may take, once rank0 was asked for it or has reached it."""
-TERMINATE_S = 5.0
-"""How long a rank may take to obey SIGTERM, and the kernel to carry out SIGKILL."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def launch(module: str, argv: Sequence[str], *, num_ranks: int, threads: int = 1) -> int:
-    """Run `module.main(argv)` as `num_ranks` ranks; returns the first failing rank's exit code.
+def _nothing_more(rank: int) -> Mapping[str, str]:
+    return {}
 
-    A rank that a signal ended counts as 128 + signal, as in a shell.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What one start of the group runs."""
+
+    argv: Sequence[str]
+    num_ranks: int
+    environ_of: Callable[[int], Mapping[str, str]] = _nothing_more
+    """Variables for single ranks, beside those that all have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """How often a group that lost a rank is started again."""
+
+    most: int = 0
+    """How many starts in a row may bring the work no further."""
+    made_progress: Callable[[], bool] = lambda: False
+    """Whether the work came further since the last call."""
+
+
+NO_RESTARTS = Restarts()
+
+
+class FileWatch:
+    """Tells whether a file was written anew. One that is gone was not: its writer has finished."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._stamp()
+
+    def has_changed(self) -> bool:
+        """Since the last call, or since this object was made."""
+        before, self._seen = self._seen, self._stamp()
+        return self._seen is not None and self._seen != before
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+def launch(
+    module: str,
+    argv: Sequence[str],
+    *,
+    num_ranks: int,
+    threads: int = 1,
+    restarts: Restarts = NO_RESTARTS,
+) -> int:
+    """Run `module.main(argv)` as `num_ranks` ranks; see `launch_attempts`."""
+    attempt = Attempt(argv=argv, num_ranks=num_ranks)
+    return launch_attempts(module, lambda _: attempt, threads=threads, restarts=restarts)
+
+
+def launch_attempts(
+    module: str,
+    attempt_of: Callable[[int], Attempt],
+    *,
+    threads: int = 1,
+    restarts: Restarts = NO_RESTARTS,
+    on_event: Callable[[int, Event], None] = lambda attempt, event: None,
+) -> int:
+    """Run `module.main` as the ranks of `attempt_of(0)`; when one fails, of `attempt_of(1)`, ...
+
+    A rank that could not use its input, or that ended because it was told to, is not tried again.
+    Ranks find the number of their attempt in `TORCHELASTIC_RESTART_COUNT`; below
+    `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case.
+    `on_event` is told, with the number of the attempt, which ranks start and end.
+
+    Returns the exit code of the last attempt's first failing rank; one that a signal ended counts
+    as 128 + signal, as in a shell.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": str(num_ranks),
+    store = host_store()
+    environ = {
+        # One thread, so that forking is safe; and no stack traces for connections that end.
+        "OPENBLAS_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **os.environ,
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": str(threads),
     }
-    group = _Group()
+    group = _Group(module, environ, on_event)
     handlers = {signum: signal.signal(signum, group.ask_to_stop) for signum in _FORWARDED}
     try:
-        for rank in range(num_ranks):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            group.start(module, argv, os.environ | shared | place)
-        return group.wait()
+        return _repeat(group, attempt_of, restarts)
     finally:
-        group.kill()
+        group.close()
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
 
 
-@dataclass(frozen=True, slots=True)
-class _Exit:
+def _repeat(group: "_Group", attempt_of: Callable[[int], Attempt], restarts: Restarts) -> int:
+    number = fruitless = 0
+    while True:
+        left = restarts.most - fruitless
+        failure = group.run(number, attempt_of(number), restarts_left=left)
+        if failure is None:
+            return 0
+        if failure.is_final or not restarts.most:
+            return failure.code
+        fruitless = 1 if restarts.made_progress() else fruitless + 1
+        if fruitless > restarts.most:
+            _say(f"{failure}; {restarts.most} starts brought the stream no further")
+            return failure.code
+        _say(f"{failure}; starting again ({fruitless} of {restarts.most})")
+        number += 1
+
+
+def _say(sentence: str) -> None:
+    print(f"scope-rt: {sentence}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """What ended an attempt."""
+
     rank: int
     code: int
+    """As a shell counts."""
+    is_final: bool
+    """Another attempt would end the same way, or nobody wants one."""
+
+    def __str__(self) -> str:
+        if self.code > 128:
+            return f"rank {self.rank} ended by {signal.Signals(self.code - 128).name}"
+        return f"rank {self.rank} failed"
 
 
 class _Group:
-    """The ranks and what happens to them, in order."""
+    """The ranks of one attempt after another, and what happens to them, in order."""
 
-    def __init__(self) -> None:
-        self._ranks: list[subprocess.Popen[bytes]] = []
-        self._running: set[int] = set()
+    def __init__(
+        self, module: str, environ: Mapping[str, str], on_event: Callable[[int, Event], None]
+    ) -> None:
+        self._module, self._environ, self._on_event = module, environ, on_event
         # Its put may interrupt its get, so a signal handler may call it.
-        self._events: SimpleQueue[_Exit | signal.Signals] = SimpleQueue()
+        self._events: SimpleQueue[Event | signal.Signals] = SimpleQueue()
+        self._zygote: Zygote | None = None
+        self._stopped_by: signal.Signals | None = None
+        self._running: set[int] = set()
+        self._pids: dict[int, int] = {}
+        self._failed: list[RankEnded] = []
+        self._num_unprompted: int | None = None
         self._deadline_s: float | None = None
-        self._signals_left = [signal.SIGTERM, signal.SIGKILL]
-        self._stopping = False
-
-    def start(self, module: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start the next rank."""
-        rank = len(self._ranks)
-        # -P: a file in the working folder must not shadow a library, as it does not in ours.
-        command = [sys.executable, "-P", "-m", __spec__.name, module, *argv]
-        process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.PIPE, start_new_session=True
-        )
-        self._ranks.append(process)
-        self._running.add(rank)
-        threading.Thread(
-            target=lambda: self._events.put(_Exit(rank, process.wait())), daemon=True
-        ).start()
+        self._signals_left: list[signal.Signals] = []
 
     def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
         """The handler of signals to the launcher."""
         self._events.put(signal.Signals(signum))
 
-    def wait(self) -> int:
-        """Return when no rank runs any more."""
-        first_failure = 0
+    def run(self, number: int, attempt: Attempt, *, restarts_left: int) -> _Failure | None:
+        """Run one attempt; returns when none of its ranks runs any more."""
+        self._start(number, attempt, last=number + restarts_left)
+        rank0_is_done = False
         while self._running:
-            match self._next_event():
-                case _Exit(rank, code):
+            event = self._next_event()
+            if not isinstance(event, signal.Signals | None):
+                self._on_event(number, event)
+            match event:
+                case RankStarted(rank, pid):
+                    self._pids[rank] = pid
+                    if rank == 0 and self._stopped_by is not None:
+                        self._pass_on(self._stopped_by)
+                case RankEnded(rank, code):
                     self._running.discard(rank)
-                    if code and not first_failure:
-                        first_failure = self._fail(rank, code)
-                    elif rank == 0 and not code:
+                    rank0_is_done |= rank == 0 and not code
+                    if code:
+                        self._fail(event, at_once=restarts_left > 0 and not rank0_is_done)
+                    elif rank == 0:
                         self._bound(ORDERLY_END_S)
+                case ZygoteEnded(code):
+                    self._lose_zygote(code)
                 case signal.Signals() as signum:
                     self._stop(signum)
                 case None:
                     if not self._escalate():
-                        return first_failure or 128 + signal.SIGKILL
-        return first_failure
+                        break
+        return self._failure(is_final=rank0_is_done or bool(self._running))
 
-    def kill(self) -> None:
+    def close(self) -> None:
         """End what still runs, at once."""
-        for rank in self._running:
-            self._ranks[rank].kill()
-        for process in self._ranks:
-            process.wait(TERMINATE_S)
-            assert process.stdin is not None
-            process.stdin.close()
+        self._signal(signal.SIGKILL)
+        if self._zygote is not None:
+            self._zygote.close()
 
-    def _next_event(self) -> _Exit | signal.Signals | None:
+    def _start(self, number: int, attempt: Attempt, *, last: int) -> None:
+        if self._zygote is None:
+            self._zygote = Zygote(self._module, self._environ, tell=self._events.put)
+        self._running = set(range(attempt.num_ranks))
+        self._pids, self._failed = {}, []
+        self._num_unprompted = self._deadline_s = None
+        self._signals_left = [signal.SIGTERM, signal.SIGKILL]
+        shared = {
+            "WORLD_SIZE": str(attempt.num_ranks),
+            "TORCHELASTIC_RESTART_COUNT": str(number),
+            "TORCHELASTIC_MAX_RESTARTS": str(last),
+        }
+        for rank in range(attempt.num_ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._zygote.start(rank, attempt.argv, shared | place | {**attempt.environ_of(rank)})
+
+    def _next_event(self) -> Event | signal.Signals | None:
         """The next event; None when the deadline comes first."""
         left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
         try:
@@ -130,55 +250,69 @@ class _Group:
         deadline_s = time.monotonic() + seconds
         self._deadline_s = min(deadline_s, self._deadline_s or deadline_s)
 
-    def _fail(self, rank: int, code: int) -> int:
+    def _fail(self, end: RankEnded, *, at_once: bool) -> None:
+        """Let the peers say what they saw, then end them: `at_once` where all will start again."""
+        self._failed.append(end)
+        if len(self._failed) > 1:
+            return
         self._bound(LINGER_S)
-        if code > 0:
-            return code
-        if not self._stopping:
-            name = signal.Signals(-code).name
-            print(f"rank {rank}: ended by {name}; stopping the other ranks", file=sys.stderr)
-        return 128 - code
+        if at_once:
+            self._signals_left = [signal.SIGKILL]
+        elif end.code < 0 and self._stopped_by is None:
+            name = signal.Signals(-end.code).name
+            print(f"rank {end.rank}: ended by {name}; stopping the other ranks", file=sys.stderr)
+
+    def _failure(self, *, is_final: bool) -> _Failure | None:
+        """What ended the attempt: a signal from outside rather than what others made of it."""
+        if self._running:
+            return _Failure(rank=min(self._running), code=128 + signal.SIGKILL, is_final=True)
+        if not self._failed:
+            return None
+        unprompted = self._failed[: self._num_unprompted]
+        killed = [end for end in unprompted if end.code < 0]
+        cause = (killed or self._failed)[0]
+        obeyed = cause.code == BAD_INPUT or cause.code > 128
+        return _Failure(
+            rank=cause.rank,
+            code=cause.code if cause.code > 0 else 128 - cause.code,
+            is_final=is_final or obeyed or self._stopped_by is not None,
+        )
+
+    def _lose_zygote(self, code: int) -> None:
+        """Nobody would tell of the ranks any more: end them, and take them for ended."""
+        self._signal(signal.SIGKILL)
+        for rank in self._running:
+            is_new = rank not in self._pids
+            self._events.put(RankEnded(rank, code or 1 if is_new else -signal.SIGKILL))
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
 
     def _stop(self, signum: signal.Signals) -> None:
         """Hand the first signal to rank0, which ends the stream in order; obey the second now."""
-        if self._stopping:
+        if self._stopped_by is not None:
             self._signals_left = [signal.SIGKILL]
             self._bound(0.0)
             return
-        self._stopping = True
+        self._stopped_by = signum
         self._bound(ORDERLY_END_S)
-        if 0 in self._running:
-            self._ranks[0].send_signal(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+        self._pass_on(signum)
+
+    def _pass_on(self, signum: signal.Signals) -> None:
+        if 0 in self._running & self._pids.keys():
+            os.kill(self._pids[0], signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
 
     def _escalate(self) -> bool:
         """Send SIGTERM, later SIGKILL; False when even that is spent."""
         if not self._signals_left:
             return False
-        signum = self._signals_left.pop(0)
-        for rank in self._running:
-            self._ranks[rank].send_signal(signum)
+        if self._num_unprompted is None:
+            self._num_unprompted = len(self._failed)
+        self._signal(self._signals_left.pop(0))
         self._deadline_s = time.monotonic() + TERMINATE_S
         return True
 
-
-def _run_rank(module: str, argv: Sequence[str]) -> int:
-    """What a rank's process runs: watch the launcher, then `module.main(argv)`."""
-    threading.Thread(target=_leave_with_launcher, daemon=True).start()
-    try:
-        code: int = import_module(module).main(argv)
-    except KeyboardInterrupt:  # while importing
-        return 128 + signal.SIGINT
-    return code
-
-
-def _leave_with_launcher() -> None:
-    """End this process when the launcher is gone, in order if the rank can still do so."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(TERMINATE_S)
-    os._exit(128 + signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    raise SystemExit(_run_rank(sys.argv[1], sys.argv[2:]))
+    def _signal(self, signum: signal.Signals) -> None:
+        for rank in self._running & self._pids.keys():
+            with suppress(ProcessLookupError):  # only where the zygote is gone
+                os.kill(self._pids[rank], signum)

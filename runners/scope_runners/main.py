@@ -3,10 +3,12 @@
 Exit codes: 0 done; 1 the stream failed; 2 the command cannot be used as typed; 128 + n signal n.
 """
 
+import argparse
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_runners.request import CommandParser, StreamRequest, add_stream_arguments
@@ -36,16 +38,67 @@ def guarded(command: Callable[[], int], *, speaker: str = "scope-rt") -> int:
         return INTERRUPTED
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One word after `scope-rt`. `open` imports what it needs, declares its arguments and returns
+    what runs it: PyTorch takes seconds to load, which --help and a mistyped word need not cost.
+    """
+
+    help: str
+    open: Callable[[argparse.ArgumentParser], Callable[[argparse.Namespace, Sequence[str]], int]]
+
+
 def _dispatch(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="scope-rt", description="Streaming video diffusion transformers.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_stream_arguments(commands.add_parser("stream", help="make a video from a prompt"))
-    parsed = vars(parser.parse_args(argv))
-    del parsed["command"]
-    # Loading PyTorch takes seconds, which --help and a mistyped flag need not cost.
-    from scope_runners.stream import run_here_or_launch
+    asked = next((word for word in argv if word in COMMANDS), None)
+    run: Callable[[argparse.Namespace, Sequence[str]], int] | None = None
+    for name, command in COMMANDS.items():
+        own = commands.add_parser(name, help=command.help)
+        if name == asked:
+            run = command.open(own)
+    parsed = parser.parse_args(argv)
+    assert run is not None, "the parser refuses a command that is none of ours"
+    return run(parsed, argv[1:])
 
-    return run_here_or_launch(StreamRequest(**parsed), argv[1:])
+
+def _open_stream(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    add_stream_arguments(parser)
+
+    def run(parsed: argparse.Namespace, argv: Sequence[str]) -> int:
+        from scope_runners.stream import run_here_or_launch
+
+        arguments = {name: value for name, value in vars(parsed).items() if name != "command"}
+        return run_here_or_launch(StreamRequest(**arguments), argv)
+
+    return run
+
+
+def _open_inspect(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
+
+    add_inspect_arguments(parser)
+    return lambda parsed, argv: run_inspect(parsed)
+
+
+def _open_replay(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    from scope_runners.replay import add_replay_arguments, run_replay
+
+    add_replay_arguments(parser)
+    return run_replay
+
+
+COMMANDS = {
+    "stream": Command("make a video from a prompt", _open_stream),
+    "inspect": Command("look into a flight recording", _open_inspect),
+    "replay": Command("run a recorded stream again and compare", _open_replay),
+}
 
 
 if __name__ == "__main__":

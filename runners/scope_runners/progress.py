@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from scope_rt.control.controller import Chunk
+from scope_rt.control.chunk import Chunk
 
 
 class ShowChunk(Protocol):

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
-from scope_rt.mesh.topology import RUNNABLE
+from scope_rt.mesh.topology import RUNNABLE, SHARED
 
 EMBEDDED_MODEL = "tiny"
 
@@ -45,13 +45,22 @@ class StreamRequest:
     oversubscribe: bool
     out: Path
     trace: Path | None
+    record: Path | None
     json: bool
+    transition: int
+    transition_method: str
+    transition_bias: float | None
+    recompute: str | None
+    accept_quality_loss: bool
+    max_restarts: int
+    fallback_tp: int | None
+    resume: bool
 
     @property
     def tp_degree(self) -> int:
         """`--tp`, or the smallest degree of the plan."""
         if self.tp is None:
-            return 2 if self.plan is PlanId.TP_V1_1 else 1
+            return 2 if self.plan in SHARED else 1
         return self.tp
 
 
@@ -123,7 +132,54 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")
     add("--out", type=Path, default=Path("out/stream.mp4"), help="a .mp4 or .webm file")
     add("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
+    add("--record", type=Path, metavar="FILE.scope", help="write a flight recording to replay")
     add("--json", action="store_true", help="print one JSON object instead of the table")
+    _add_transition_arguments(parser)
+    _add_recovery_arguments(parser)
+
+
+def _add_transition_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("prompt changes and cache upkeep").add_argument
+    add(
+        "--transition",
+        type=_count,
+        default=0,
+        metavar="CHUNKS",
+        help="let new prompts come in softly over so many chunks (default 0: at once)",
+    )
+    add(
+        "--transition-method",
+        choices=("lerp", "slerp"),
+        default="slerp",
+        help="how embeddings are interpolated (default slerp)",
+    )
+    add(
+        "--transition-bias",
+        type=_bias,
+        metavar="BIAS",
+        help="attention bias in the middle of a transition (default: the resting one)",
+    )
+    add(
+        "--recompute",
+        choices=("r1", "r0a", "r0"),
+        help="for models that recompute their cache: r1 off, r0a with rank0's decoded anchor "
+        "(default), r0 with the latent anchor, which costs quality",
+    )
+    add("--accept-quality-loss", action="store_true", help="needed for --recompute r0")
+
+
+def _add_recovery_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("when a rank is lost").add_argument
+    add(
+        "--max-restarts",
+        type=_count,
+        default=3,
+        metavar="N",
+        help="start all ranks again up to N times without progress; plans of several ranks, or "
+        "under torchrun its own --max-restarts (default 3)",
+    )
+    add("--fallback-tp", type=positive, metavar="TP", help="after a loss, go on with this --tp")
+    add("--resume", action="store_true", help="go on with the stream that was killed here")
 
 
 class _Collect(argparse.Action):
@@ -146,6 +202,12 @@ def positive(text: str) -> int:
     """An argument type: a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scope_rt.control.controller import Chunk
 from scope_rt.streaming.contact_sheet import write_contact_sheet
 from scope_runners.job import Timeline
+from scope_runners.summary import ChunkRecord
 
 _SPREAD = 24
 _MOST_CHANGES = 24
@@ -28,22 +28,26 @@ class Storyboard:
         self._frames: list[NDArray[np.uint8]] = []
         self._labels: list[str] = []
 
-    def add(self, chunk: Chunk) -> None:
-        """See the next chunk."""
+    def keeps(self, chunk_index: int) -> bool:
+        """Whether a picture of this chunk is wanted."""
+        return chunk_index in self._kept
+
+    def add(self, chunk: ChunkRecord, picture_HWC: NDArray[np.uint8] | None) -> None:
+        """See the next chunk, and its middle frame if it is kept."""
         label = self._label(chunk)
-        if chunk.chunk_index in self._kept:
-            self._frames.append(chunk.frames[len(chunk.frames) // 2])
+        if picture_HWC is not None:
+            self._frames.append(picture_HWC)
             self._labels.append(label)
-        self._num_frames += len(chunk.frames)
+        self._num_frames += chunk.frames
         self._previous = (chunk.cache_epoch, chunk.prompt)
 
     def write(self, path: Path) -> None:
         """Draw the contact sheet, whole or not at all."""
         write_contact_sheet(self._frames, self._labels, path)
 
-    def _label(self, chunk: Chunk) -> str:
+    def _label(self, chunk: ChunkRecord) -> str:
         epoch, prompt = self._previous or (chunk.cache_epoch, None)
-        words = [f"{(self._num_frames + len(chunk.frames) // 2) / self._fps:.1f}s"]
+        words = [f"{(self._num_frames + chunk.frames // 2) / self._fps:.1f}s"]
         words.append(f"e{chunk.cache_epoch}")
         if chunk.cache_epoch != epoch:
             words.append("cut")

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Self
 
@@ -17,7 +16,8 @@ import torch
 
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.config import RuntimeConfig
-from scope_rt.control.controller import Chunk
+from scope_rt.control.chunk import Chunk
+from scope_rt.mesh.topology import Topology
 from scope_rt.session import StreamSession
 from scope_rt.streaming.trace import NullTrace, Span, Trace, TraceRecorder, write_chrome_trace
 from scope_rt.streaming.video_writer import RecordingError, VideoWriter
@@ -27,9 +27,11 @@ from scope_runners.job import (
     available_cores,
     check_machine,
     check_outputs,
+    degree_of,
     prepare,
 )
-from scope_runners.launcher import launch
+from scope_runners.journal import Journal
+from scope_runners.launcher import Attempt, FileWatch, Restarts, launch_attempts
 from scope_runners.main import guarded
 from scope_runners.progress import progress_bar
 from scope_runners.request import StreamRequest, parse_stream_request
@@ -54,11 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
     """Run this process's part of `request`, or start the processes it needs with `argv`."""
     started_s = time.perf_counter()
-    job = prepare(request)
     config = RuntimeConfig.from_environment()
+    job = prepare(request, config)
     if config.launched or job.topology.world_size == 1:
         torch.set_num_threads(request.threads)
-        job.topology.check_world_size(config.world_size)
         if not 0 <= config.rank < config.world_size:
             raise UserInputError(
                 f"RANK is {config.rank} of {config.world_size} processes; unset RANK, or start all "
@@ -66,9 +67,20 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
             )
         return _control(job, config, started_s) if config.rank == 0 else _serve(job, config)
     check_machine(job, num_cores=available_cores(), num_gpus=torch.cuda.device_count())
-    check_outputs(job)
-    ranks = job.topology.world_size
-    return launch("scope_runners.stream", argv, num_ranks=ranks, threads=request.threads)
+    files = check_outputs(job)
+
+    def attempt_of(number: int) -> Attempt:
+        topology = Topology(plan_id=request.plan, tp_degree=degree_of(request, number))
+        return Attempt(argv=argv, num_ranks=topology.world_size)
+
+    return launch_attempts(
+        "scope_runners.stream",
+        attempt_of,
+        threads=request.threads,
+        restarts=Restarts(
+            most=request.max_restarts, made_progress=FileWatch(files.checkpoint).has_changed
+        ),
+    )
 
 
 class StopRequest:
@@ -94,19 +106,34 @@ class StopRequest:
         self.signum = signum
 
 
-@dataclass(slots=True, kw_only=True)
-class _Recorder:
-    """What rank0 keeps of the chunks it has shown."""
+class _Shown:
+    """What rank0 keeps of the chunks it has shown, in this process and before it."""
 
-    storyboard: Storyboard
-    chunks: list[ChunkRecord] = field(default_factory=list)
-    first_frame_s: float = 0.0
+    def __init__(self, job: StreamJob, files: OutputFiles, *, num_held: int | None) -> None:
+        """`num_held` chunks are held from before a restart; None starts anew."""
+        self.storyboard = Storyboard(job.timeline, fps=job.recipe.fps)
+        self.chunks: list[ChunkRecord] = []
+        self.first_frame_s: float | None = None
+        self.journal, entries = Journal.open(files.journal, num_chunks=num_held)
+        for chunk, picture in entries:
+            self.storyboard.add(chunk, picture)
+            self.chunks.append(chunk.ordered())
+        self.num_before = len(self.chunks)
 
     def add(self, chunk: Chunk) -> None:
-        if not self.chunks:
+        if self.first_frame_s is None:
             self.first_frame_s = time.perf_counter()
-        self.storyboard.add(chunk)
-        self.chunks.append(ChunkRecord.of(chunk))
+        record, picture = ChunkRecord.of(chunk), None
+        if self.storyboard.keeps(chunk.chunk_index):
+            picture = chunk.frames[len(chunk.frames) // 2]
+        self.storyboard.add(record, picture)
+        self.journal.add(record, picture)
+        self.chunks.append(record)
+
+    def encoded(self, encode_ms: Sequence[float]) -> list[ChunkRecord]:
+        """All chunks, with what writing took where this process wrote them."""
+        made = zip(self.chunks[self.num_before :], encode_ms, strict=True)
+        return [*self.chunks[: self.num_before], *(chunk.encoded(ms) for chunk, ms in made)]
 
 
 def _serve(job: StreamJob, config: RuntimeConfig) -> int:
@@ -119,8 +146,87 @@ def _serve(job: StreamJob, config: RuntimeConfig) -> int:
 
 
 def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
-    """Rank0: make the video; a stream that is cut short leaves a shorter one."""
+    """Rank0: make the video; a stream that is cut short leaves a shorter one.
+
+    Where the ranks will be started again after a failure, all is left as it is for them.
+    """
     files = check_outputs(job)
+    resumes = job.request.resume or config.attempt > 0
+    if not resumes:
+        _say_once(job)
+    session = _session(job, config, _trace(job, config), files, resume=resumes)
+    ready_s = time.perf_counter()
+    goes_on = session.resumed_at_chunk is not None
+    if job.request.resume and not goes_on:
+        print(f"scope-rt: {files.video} has no stream to resume; starting anew", file=sys.stderr)
+    writer = VideoWriter(
+        files.video,
+        width=job.width,
+        height=job.height,
+        fps=job.recipe.fps,
+        trace=session.trace,
+        resume=goes_on,
+        keep_on_error=True,
+    )
+    shown = _Shown(job, files, num_held=writer.held_chunks if goes_on else None)
+    failure, spans = None, tuple[Span, ...]()
+    with StopRequest() as stop, writer:
+        try:
+            with ExitStack() as on_failure:
+                on_failure.push(session)
+                _show_all(job, session, writer, shown, stop)
+                on_failure.pop_all()
+            spans = session.close()
+        except RecordingError:
+            raise
+        except ScopeError as error:
+            if config.may_restart:
+                raise
+            failure = error
+        except KeyboardInterrupt:
+            writer.abort()
+            _forget(files, shown)
+            raise
+        if failure is not None and not shown.chunks:
+            writer.abort()
+            _forget(files, shown)
+            raise failure
+        writer.close()
+        complete = len(shown.chunks) == job.timeline.num_chunks
+        cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
+        summary = summarise(
+            job,
+            shown.encoded(writer.encode_ms),
+            ending=Ending.FAILED if failure is not None else cut_short,
+            moments=Moments(
+                started_s=started_s,
+                ready_s=ready_s,
+                first_frame_s=shown.first_frame_s or time.perf_counter(),
+                written_s=time.perf_counter(),
+                num_frames=writer.num_frames,
+            ),
+            cache_bytes=session.cache_bytes,
+            blocked_s=writer.blocked_s,
+            restarts=config.attempt,
+            recording_failure=session.recording_failure,
+            files=files,
+        )
+        _publish(summary, files, shown.storyboard, spans)
+        _forget(files, shown)
+        _report(summary, as_json=job.request.json)
+        if failure is not None:
+            raise failure
+        return 0 if complete or stop.signum is None else 128 + stop.signum
+
+
+def _forget(files: OutputFiles, shown: _Shown) -> None:
+    """Nobody will go on with this stream."""
+    shown.journal.remove()
+    files.checkpoint.unlink(missing_ok=True)
+
+
+def _say_once(job: StreamJob) -> None:
+    """What a person should know before the stream begins."""
     made_for = (job.recipe.default_height, job.recipe.default_width)
     if (job.height, job.width) != made_for:
         print(
@@ -130,90 +236,57 @@ def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
         )
     for flag in job.timeline.ignored:
         print(f"scope-rt: {flag} is after the end and does nothing", file=sys.stderr)
-    trace = _trace(job, config)
-    session = _session(job, config, trace)
-    ready_s = time.perf_counter()
-    recorder = _Recorder(storyboard=Storyboard(job.timeline, fps=job.recipe.fps))
-    failure: ScopeError | None = None
-    spans: tuple[Span, ...] = ()
-    writer = VideoWriter(
-        files.video, width=job.width, height=job.height, fps=job.recipe.fps, trace=trace
-    )
-    with StopRequest() as stop:
-        with writer:
-            try:
-                with ExitStack() as on_failure:
-                    on_failure.push(session)
-                    _record(job, session, writer, recorder, stop)
-                    on_failure.pop_all()
-                spans = session.close()
-            except RecordingError:
-                raise
-            except ScopeError as error:
-                failure = error
-        if failure is not None and not recorder.chunks:
-            raise failure
-        complete = len(recorder.chunks) == job.timeline.num_chunks
-        cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
-        summary = summarise(
-            job,
-            [
-                chunk.encoded(ms)
-                for chunk, ms in zip(recorder.chunks, writer.encode_ms, strict=True)
-            ],
-            ending=Ending.FAILED if failure is not None else cut_short,
-            moments=Moments(
-                started_s=started_s,
-                ready_s=ready_s,
-                first_frame_s=recorder.first_frame_s,
-                written_s=time.perf_counter(),
-            ),
-            cache_bytes=session.cache_bytes,
-            blocked_s=writer.blocked_s,
-            files=files,
-        )
-        _publish(summary, files, recorder.storyboard, spans)
-        _report(summary, as_json=job.request.json)
-        if failure is not None:
-            raise failure
-        return 0 if complete or stop.signum is None else 128 + stop.signum
 
 
 def _trace(job: StreamJob, config: RuntimeConfig) -> Trace:
     return NullTrace() if job.request.trace is None else TraceRecorder(config.rank)
 
 
-def _session(job: StreamJob, config: RuntimeConfig, trace: Trace) -> StreamSession:
+def _session(
+    job: StreamJob,
+    config: RuntimeConfig,
+    trace: Trace,
+    files: OutputFiles | None = None,
+    *,
+    resume: bool = False,
+) -> StreamSession:
     request = job.request
     return StreamSession(
         request.model,
         plan=request.plan,
-        tp=request.tp_degree,
+        tp=job.topology.tp_degree,
         seed=request.seed,
         height=job.height,
         width=job.width,
         kv_cache_attention_bias=request.kv_cache_attention_bias,
+        recompute=request.recompute,
         trace=trace,
+        checkpoint=None if files is None else files.checkpoint,
+        resume=resume,
+        record=request.record,
         config=config,
     )
 
 
-def _record(
+def _show_all(
     job: StreamJob,
     session: StreamSession,
     writer: VideoWriter,
-    recorder: _Recorder,
+    shown: _Shown,
     stop: StopRequest,
 ) -> None:
     """Show, keep and write every chunk, until the end or the first one after a stop request."""
     timeline = job.timeline
     chunks = session.stream(
-        job.request.prompt, num_chunks=timeline.num_chunks, schedule=timeline.events
+        job.request.prompt,
+        num_chunks=timeline.num_chunks,
+        schedule=timeline.events,
+        num_held=lambda: writer.durable_chunks,
     )
     num_frames = timeline.num_chunks * timeline.frames_per_chunk
     with progress_bar(num_frames, enabled=not job.request.json) as show:
         for chunk in chunks:
-            recorder.add(chunk)
+            shown.add(chunk)
             writer.write(chunk.frames)
             show(chunk)
             if stop.signum is not None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from scope_rt import __version__
-from scope_rt.control.controller import Chunk
+from scope_rt.control.chunk import Chunk
 from scope_rt.session import ScheduledEvent
 from scope_rt.streaming import output_file
 from scope_rt.streaming.timings import StageSummary, StageTimings
@@ -36,6 +36,8 @@ class ChunkRecord:
     latents_sha256: str
     frames: int
     generator_calls: int
+    recomputed: bool
+    kv_cache_attention_bias: float
     stage_ms: Mapping[str, float]
 
     @classmethod
@@ -47,6 +49,8 @@ class ChunkRecord:
             latents_sha256=chunk.latents_sha256,
             frames=len(chunk.frames),
             generator_calls=chunk.generator_calls,
+            recomputed=chunk.recomputed,
+            kv_cache_attention_bias=chunk.kv_cache_attention_bias,
             stage_ms=chunk.stage_ms,
         )
 
@@ -54,6 +58,12 @@ class ChunkRecord:
         """The same chunk, with what writing it took."""
         stage_ms = {**self.stage_ms, ENCODE: encode_ms}
         return replace(self, stage_ms={stage: stage_ms[stage] for stage in STAGES})
+
+    def ordered(self) -> "ChunkRecord":
+        """The same chunk, its stages in their order; an earlier process wrote it, nobody knows how
+        fast."""
+        known = {stage: self.stage_ms[stage] for stage in STAGES if stage in self.stage_ms}
+        return replace(self, stage_ms=known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,8 @@ class Moments:
     first_frame_s: float
     written_s: float
     """The last frame was encoded."""
+    num_frames: int
+    """Frames made in this time; an earlier process may have made more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +116,8 @@ class Totals:
     video_s: float
     epochs: int
     generator_calls: int
+    restarts: int
+    """How often the ranks were started again under the stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +143,8 @@ class StreamSummary:
     first_frame: FirstFrame
     frames_per_s: Speed
     writer_blocked_s: float
+    recording_failure: str | None
+    """Why the flight recorder stopped early, if it did."""
     stages: Mapping[str, StageSummary]
     cache: CacheFill
     files: Mapping[str, str]
@@ -151,6 +167,8 @@ def summarise(
     moments: Moments,
     cache_bytes: int,
     blocked_s: float,
+    restarts: int,
+    recording_failure: str | None,
     files: OutputFiles,
 ) -> StreamSummary:
     """The summary of a stream of at least one chunk."""
@@ -161,10 +179,12 @@ def summarise(
             timings.add(stage, elapsed_ms)
     stages = timings.summary()
     num_frames = sum(chunk.frames for chunk in chunks)
-    end_to_end = num_frames / (moments.written_s - moments.ready_s)
+    end_to_end = moments.num_frames / (moments.written_s - moments.ready_s)
     paths = {"video": files.video, "contact_sheet": files.contact_sheet, "summary": files.summary}
     if files.trace is not None:
         paths["trace"] = files.trace
+    if request.record is not None:
+        paths["recording"] = request.record
     return StreamSummary(
         version=__version__,
         ending=ending,
@@ -187,6 +207,7 @@ def summarise(
             video_s=num_frames / fps,
             epochs=len({chunk.cache_epoch for chunk in chunks}),
             generator_calls=sum(chunk.generator_calls for chunk in chunks),
+            restarts=restarts,
         ),
         first_frame=FirstFrame(
             since_start_s=moments.first_frame_s - moments.started_s,
@@ -198,6 +219,7 @@ def summarise(
             realtime_ratio=end_to_end / fps,
         ),
         writer_blocked_s=blocked_s,
+        recording_failure=recording_failure,
         stages=stages,
         cache=_cache_fill(job, chunks, cache_bytes),
         files={kind: str(path) for kind, path in paths.items()},
@@ -213,7 +235,7 @@ def table(summary: StreamSummary) -> str:
         "stream": f"{summary.plan}, tp {summary.tp}, seed {summary.seed}, model {summary.model}, "
         f"{summary.width}x{summary.height} at {fps} frames/s",
         "made": f"{totals.chunks} chunks, {totals.frames} frames, {totals.video_s:.1f} s of video, "
-        f"{totals.epochs} epochs ({summary.ending})",
+        f"{totals.epochs} epochs, {totals.restarts} restarts ({summary.ending})",
         "first frame": f"{first.since_start_s:.2f} s after the start, "
         f"{first.since_ready_s:.2f} s after the session was ready",
         "frames/s": f"{speed.denoise:.1f} denoise only, {speed.end_to_end:.1f} end to end: "

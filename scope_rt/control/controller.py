@@ -1,40 +1,50 @@
-"""THE loop: plan, pack, preflight, send; receive, check, drop or decode, emit.
+"""THE loop: plan, pack, preflight, send; receive, check, drop or decode, save, emit.
 
 Rank0 walks the same lifecycle as every worker, so an illegal order is refused before a byte is
 sent. A result of an older epoch is never decoded and never emitted.
 """
 
-import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
+    CONTEXT_FRAMES_OVERRIDE,
     LATENTS_IN,
     LATENTS_OUT,
+    STATE_DIGEST,
     PPEnvelope,
     PPResult,
     shutdown_envelope,
 )
-from scope_contracts.errors import CallCountError, OrderError
+from scope_contracts.errors import ScopeError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
+from scope_contracts.parity import ScalarDigest
 from scope_contracts.preflight import preflight
-from scope_rt.control.inbox import Conditioning, ControlInbox, Directive
+from scope_rt.control.answer import check_answer, check_state
+from scope_rt.control.chunk import Arrived, Chunk
+from scope_rt.control.context import ContextMemory
+from scope_rt.control.inbox import ControlInbox, Directive, ScheduledDirective, Taken
 from scope_rt.control.planner import Planner
+from scope_rt.control.position import Position
+from scope_rt.control.recording import StreamRecorder
+from scope_rt.control.stream_state import Checkpoint, StreamState
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
 from scope_rt.models.noise import INITIAL, NoiseSource
-from scope_rt.streaming.trace import Trace
-from scope_rt.tensors import TORCH_DTYPES, specs_of
+from scope_rt.models.past import Past, own_past
+from scope_rt.tensors import TORCH_DTYPES, specs_by_name, specs_of
+from scope_rt.tripwires import Tripwire
+from scope_rt.vae.codec import StreamingDecoder
 
 
 class MeshPort(Protocol):
@@ -47,31 +57,17 @@ class MeshPort(Protocol):
     def shutdown(self, envelope: PPEnvelope) -> None: ...
 
 
-class FrameDecoder(Protocol):
-    """Latents of an epoch in, frames out; remembers what decoding the next chunk needs."""
-
-    def decode(self, latents_BFCHW: Tensor) -> Tensor:
-        """uint8 frames `[B, T, H, W, 3]`."""
-        ...
-
-    def reset(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """One emitted chunk: uint8 `frames` `[T, H, W, 3]` and how they came to be.
+class Stages:
+    """What the loop drives: the stages of a chunk on rank0, and the shapes they agree on."""
 
-    `latents` are the generator's result `[F, C, H/8, W/8]`; `latents_sha256` is over their bytes.
-    """
-
-    chunk_index: int
-    cache_epoch: int
-    prompt: str
-    frames: NDArray[np.uint8]
-    latents: Tensor
-    latents_sha256: str
-    generator_calls: int
-    stage_ms: dict[str, float]
+    mesh: MeshPort
+    decoder: StreamingDecoder
+    memory: ContextMemory
+    noise: NoiseSource
+    geometry: ChunkGeometry
+    cache: KVCacheSpec
+    past: Past = own_past
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +75,11 @@ class _InFlight:
     envelope: PPEnvelope
     prompt: str
     plan_ms: float
+    before: Position
+    """Where planning stood, should this chunk have to be planned again."""
+    directive: Directive
+    state_digest: bytes
+    """What the mesh must have run, and where its cache must then stand."""
 
 
 class Controller:
@@ -86,44 +87,98 @@ class Controller:
 
     def __init__(
         self,
-        *,
         planner: Planner,
-        mesh: MeshPort,
-        decoder: FrameDecoder,
-        geometry: ChunkGeometry,
-        noise: NoiseSource,
-        trace: Trace,
+        stages: Stages,
+        *,
         max_in_flight: int,
+        recorder: StreamRecorder,
+        instruments: Instruments | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         settings = planner.settings
         self.inbox = ControlInbox()
-        self._planner, self._mesh, self._decoder = planner, mesh, decoder
-        self._geometry, self._noise, self._trace = geometry, noise, trace
-        self._max_in_flight = max_in_flight
+        self._position = Position(planner=planner)
+        self._stages, self._max_in_flight = stages, max_in_flight
+        self._instruments = instruments or Instruments()
+        self._checkpoint, self._recorder = checkpoint, recorder
         self._lifecycle = Lifecycle(
             plan_id=settings.plan_id, frames_per_block=settings.recipe.frames_per_block
         )
-        self._text: Conditioning | None = None
         self._in_flight: deque[_InFlight] = deque()
+        self._held_back: Taken | None = None
+        """Taken for a chunk that cannot be planned before those in flight have arrived."""
+        self._unheld: deque[tuple[Arrived, dict[str, Tensor]]] = deque()
+        """Chunks the consumer may not hold yet, with the decoder's memory before each."""
+        self._num_emitted = 0
         self._first_epoch = 0
         """Results of older epochs are dropped."""
+        self._undecoded = False
         self.is_midway = False
         """Whether an error left the mesh in the middle of a chunk, where nothing can end it."""
 
-    def run(self, num_chunks: int | None = None) -> Iterator[Chunk]:
-        """Emit `num_chunks` chunks, or chunks without end."""
+    def resume(self, state: StreamState) -> None:
+        """Go on where `state` was saved; the mesh stands there too, and holds no cache."""
+        settings = state.position.planner.settings
+        self._position = state.position
+        self._lifecycle = Lifecycle.resumed(
+            plan_id=settings.plan_id,
+            frames_per_block=settings.recipe.frames_per_block,
+            position=state.position.planner.position,
+        )
+        self._stages.memory.restore(state.memory)
+        self._stages.decoder.restore(state.decoder)
+        self._unheld = deque((arrived, {}) for arrived in state.unheld)
+        self._num_emitted = state.num_held
+        self.inbox.schedule(state.coming)
+
+    def run(
+        self, num_chunks: int | None = None, *, num_held: Callable[[], int] | None = None
+    ) -> Iterator[Chunk]:
+        """Emit chunks until `num_chunks` were emitted since the last `begin`, or without end.
+
+        `num_held` tells how many of them the consumer holds for good; by default, all but the one
+        it was given last. A resumed stream emits first what its consumer lacks.
+        """
         wanted = math.inf if num_chunks is None else num_chunks
-        while wanted > 0:
-            while len(self._in_flight) < self._max_in_flight and self._num_wanted() < wanted:
-                self._start(self.inbox.take(self._planner.next_chunk_index))
-            chunk = self._finish()
-            if chunk is not None:
-                wanted -= 1
-                yield chunk
+        held = num_held or (lambda: self._num_emitted - 1)
+        yield from self._emit_again(held)
+        while self._num_emitted < wanted:
+            self._fill(wanted)
+            arrived = self._arrive()
+            if arrived is None:
+                continue
+            if not self._in_flight and self._max_in_flight > 1:
+                self._fill(wanted - 1)  # the mesh would wait for rank0 to decode
+            chunk = self._show(arrived)
+            if not self._in_flight and self._max_in_flight > 1:
+                self._fill(wanted - 1)  # or for the consumer
+            self._num_emitted += 1
+            self._save(held)
+            yield self._instruments.faults.reach(FaultPoint.EMIT, chunk.chunk_index, chunk)
+
+    def begin(self) -> None:
+        """Count chunks from here; what the consumer was given before is held."""
+        self._num_emitted = 0
+        self._unheld.clear()
+
+    def _fill(self, wanted: float) -> None:
+        """Send the mesh as many chunks as may be in flight and will be wanted."""
+        while len(self._in_flight) < self._max_in_flight and self._num_wanted() < wanted:
+            waits_for_decode = self._undecoded and self._stages.memory.needs_frames
+            is_ahead = bool(self._in_flight) or waits_for_decode
+            if is_ahead and self._position.rebuilds_next(Directive()):
+                return  # its context is still on the way; what is asked for meanwhile counts too
+            next_index = self._position.planner.next_chunk_index
+            taken, self._held_back = self._held_back or self.inbox.take(next_index), None
+            if is_ahead and self._position.rebuilds_next(taken.directive):
+                self._held_back = taken
+                return
+            self._start(taken)
 
     def _num_wanted(self) -> int:
-        """Chunks under way that will be emitted."""
-        return sum(started.envelope.cache_epoch >= self._first_epoch for started in self._in_flight)
+        """Chunks that were emitted or are under way and will be."""
+        wanted = [s for s in self._in_flight if s.envelope.cache_epoch >= self._first_epoch]
+        return self._num_emitted + len(wanted)
 
     @contextmanager
     def _talking(self) -> Iterator[None]:
@@ -134,99 +189,177 @@ class Controller:
 
     def close(self) -> None:
         """Receive what is under way, which cannot be stopped, and tell the mesh to end."""
+        self.inbox.close()
         while self._in_flight:
-            self._collect(self._in_flight.popleft().envelope)
-        self._mesh.shutdown(
+            self._collect(self._in_flight.popleft())
+        planner = self._position.planner
+        self._stages.mesh.shutdown(
             shutdown_envelope(
-                plan_id=self._planner.settings.plan_id,
-                call_id=self._planner.next_call_id,
-                chunk_index=max(0, self._planner.next_chunk_index - 1),
-                cache_epoch=max(0, self._planner.cache_epoch),
+                plan_id=planner.settings.plan_id,
+                call_id=planner.next_call_id,
+                chunk_index=max(0, planner.next_chunk_index - 1),
+                cache_epoch=max(0, planner.cache_epoch),
             )
         )
 
-    def _start(self, directive: Directive) -> None:
+    def _start(self, taken: Taken) -> None:
         """Plan one chunk and send it; nothing is sent or advanced unless all checks pass."""
-        start_ns = time.perf_counter_ns()
-        with self._trace.span("plan", track="control"):
-            new_text = directive.conditioning is not None
-            text = directive.conditioning or self._text
-            if text is None:
-                raise OrderError("the first chunk needs a prompt; post one first")
-            envelope, following = self._planner.next(hard_cut=directive.hard_cut, new_text=new_text)
-            envelope, tensors = self._pack(envelope, text)
-            preflight(envelope, {spec.name: spec for spec in envelope.tensors}, self._geometry)
-            lifecycle = self._lifecycle.enter(envelope).commit(envelope.expected_generator_calls)
+        start_ns, directive = time.perf_counter_ns(), taken.directive
+        faults, tripwires = self._instruments.faults, self._instruments.tripwires
+        try:
+            with self._instruments.trace.span("plan", track="control"):
+                envelope, following = self._position.next(directive)
+                envelope, tensors = self._pack(envelope, following)
+                planned = (envelope, tensors)
+                envelope, tensors = faults.reach(FaultPoint.PLANNED, envelope.chunk_index, planned)
+                if tripwires.armed(Tripwire.PREFLIGHT):
+                    preflight(envelope, specs_by_name(tensors), self._stages.geometry)
+                entered = self._lifecycle
+                if tripwires.armed(Tripwire.LIFECYCLE):
+                    entered = entered.enter(envelope)
+                else:
+                    entered = entered.follow(envelope)
+                lifecycle = entered.commit(envelope.expected_generator_calls)
+        except ScopeError as error:
+            taken.refuse(error)
+            raise
         plan_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        self._recorder.control(envelope.chunk_index, directive)
+        self._recorder.planned(envelope)
         with self._talking():
-            self._mesh.submit(envelope, tensors)
+            messages = faults.reach(FaultPoint.SENDING, envelope.chunk_index, [(envelope, tensors)])
+            for message in messages:
+                self._stages.mesh.submit(*message)
+        taken.acknowledge(envelope.chunk_index, envelope.cache_epoch)
         if directive.drop_in_flight:
             self._first_epoch = envelope.cache_epoch
-        self._planner, self._lifecycle, self._text = following, lifecycle, text
-        self._in_flight.append(_InFlight(envelope=envelope, prompt=text.prompt, plan_ms=plan_ms))
+        indices = self._stages.cache.indices_at(lifecycle.cache_end_frame)
+        assert following.text is not None
+        self._in_flight.append(
+            _InFlight(
+                envelope=envelope,
+                prompt=following.text.prompt,
+                plan_ms=plan_ms,
+                before=self._position,
+                directive=directive,
+                state_digest=ScalarDigest.of(envelope, indices).hash(),
+            )
+        )
+        self._position, self._lifecycle = following, lifecycle
 
     def _pack(
-        self, envelope: PPEnvelope, text: Conditioning
+        self, envelope: PPEnvelope, following: Position
     ) -> tuple[PPEnvelope, dict[str, Tensor]]:
         """The tensors of a plan, and the envelope that announces them."""
-        dtype = TORCH_DTYPES[self._geometry.dtype]
-        noise = self._noise.draw(
+        geometry, text = self._stages.geometry, following.text
+        dtype = TORCH_DTYPES[geometry.dtype]
+        noise = self._stages.noise.draw(
             base_seed=envelope.base_seed,
             cache_epoch=envelope.cache_epoch,
             chunk_index=envelope.chunk_index,
             step=INITIAL,
-            shape=self._geometry.latent_shape(envelope.height, envelope.width),
+            shape=geometry.latent_shape(envelope.height, envelope.width),
         )
         tensors = {LATENTS_IN: noise.to(dtype)}
         if envelope.reset_crossattn_cache:
+            assert text is not None
             tensors[CONDITIONING_EMBEDS] = text.embeds.to(dtype)
+        if envelope.do_kv_recompute:
+            tensors[CONTEXT_FRAMES_OVERRIDE] = self._stages.memory.context().to(dtype)
         return replace(envelope, tensors=specs_of(tensors)), tensors
 
-    def _finish(self) -> Chunk | None:
-        """Receive the oldest chunk under way and decode it; None if its epoch was cut off."""
+    def _arrive(self) -> Arrived | None:
+        """Receive the oldest chunk under way; None if its epoch was cut off."""
         started = self._in_flight.popleft()
-        envelope, clock = started.envelope, time.perf_counter_ns
-        t0 = clock()
-        with self._trace.span("wait", track="control"):
-            result, latents = self._collect(envelope)
-        t1 = clock()
-        if result.cache_epoch < self._first_epoch:
+        envelope, start_ns = started.envelope, time.perf_counter_ns()
+        with self._instruments.trace.span("wait", track="control"):
+            result, latents = self._collect(started)
+        wait_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        drops = self._instruments.tripwires.armed(Tripwire.EPOCH_DROP)
+        if drops and result.cache_epoch < self._first_epoch:
+            self._recorder.dropped(envelope)
             return None
         if envelope.init_cache:
-            self._decoder.reset()
-        with self._trace.span(f"decode {envelope.chunk_index}", track="decode"):
-            frames = self._decoder.decode(latents.float())[0].numpy()
-        t2 = clock()
-        raw = latents.contiguous().view(torch.uint8).numpy().tobytes()
-        digest = hashlib.sha256(raw).hexdigest()
-        own = {"plan": started.plan_ms, "wait": (t1 - t0) / 1e6, "decode": (t2 - t1) / 1e6}
-        return Chunk(
-            chunk_index=envelope.chunk_index,
-            cache_epoch=envelope.cache_epoch,
+            self._stages.memory.reset()
+        past = self._stages.past(envelope.chunk_index, latents)
+        self._stages.memory.remember_latents(past)
+        self._undecoded = True
+        return Arrived(
+            envelope=envelope,
             prompt=started.prompt,
-            frames=frames,
-            latents=latents[0],
-            latents_sha256=digest,
+            latents=latents,
             generator_calls=result.observed_generator_calls,
-            stage_ms=own | dict(result.stage_ms) | {"digest": (clock() - t2) / 1e6},
+            stage_ms={"plan": started.plan_ms, "wait": wait_ms} | dict(result.stage_ms),
         )
 
-    def _collect(self, envelope: PPEnvelope) -> tuple[PPResult, Tensor]:
-        """The result of `envelope` and its latents, checked to be the answer to it."""
+    def _show(self, arrived: Arrived) -> Chunk:
+        """Decode what has arrived, remember it, and record it."""
+        self._unheld.append((arrived, self._stages.decoder.state()))
+        chunk, frames = self._decode(arrived)
+        self._stages.memory.remember_frames(frames)
+        self._undecoded = False
+        self._recorder.finished(chunk)
+        return chunk
+
+    def _decode(self, arrived: Arrived) -> tuple[Chunk, Tensor]:
+        envelope, start_ns = arrived.envelope, time.perf_counter_ns()
+        if envelope.init_cache:
+            self._stages.decoder.reset()
+        with self._instruments.trace.span(f"decode {envelope.chunk_index}", track="decode"):
+            frames = self._stages.decoder.decode(arrived.latents.float())
+        decode_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        return arrived.shown(frames, decode_ms=decode_ms), frames
+
+    def _emit_again(self, held: Callable[[], int]) -> Iterator[Chunk]:
+        """After a restart: decode what arrived before it, and emit what the consumer lacks."""
+        again, self._unheld = [arrived for arrived, _ in self._unheld], deque()
+        for arrived in again:
+            self._unheld.append((arrived, self._stages.decoder.state()))
+            chunk, _ = self._decode(arrived)
+            self._num_emitted += 1
+            if self._num_emitted > held():
+                yield chunk
+
+    def _save(self, held: Callable[[], int]) -> None:
+        """Save the stream as it stands between this chunk and the next."""
+        num_held = min(held(), self._num_emitted - 1)
+        while self._num_emitted - len(self._unheld) < num_held:
+            self._unheld.popleft()
+        if self._checkpoint is None:
+            return
+        lost = [s for s in self._in_flight if s.envelope.cache_epoch >= self._first_epoch]
+        coming = [
+            ScheduledDirective(chunk_index=s.envelope.chunk_index, directive=s.directive)
+            for s in lost
+        ]
+        if self._held_back is not None:
+            index = self._position.planner.next_chunk_index
+            coming.append(
+                ScheduledDirective(chunk_index=index, directive=self._held_back.directive)
+            )
+        self._checkpoint.save(
+            StreamState(
+                position=lost[0].before if lost else self._position,
+                coming=(*coming, *self.inbox.scheduled()),
+                num_held=self._num_emitted - len(self._unheld),
+                unheld=tuple(arrived for arrived, _ in self._unheld),
+                decoder=self._unheld[0][1],
+                decoder_after=self._stages.decoder.state(),
+                memory=self._stages.memory.state(),
+            )
+        )
+
+    def _collect(self, started: _InFlight) -> tuple[PPResult, Tensor]:
+        """The result of a chunk and its latents, checked to be the answer to its envelope."""
+        envelope, tripwires = started.envelope, self._instruments.tripwires
         with self._talking():
-            result, tensors = self._mesh.collect()
-        _check_answer(envelope, result)
-        return result, tensors[LATENTS_OUT]
-
-
-def _check_answer(envelope: PPEnvelope, result: PPResult) -> None:
-    """Refuse an answer to another question, or one that took another number of calls."""
-    asked = (envelope.call_id, envelope.chunk_index, envelope.cache_epoch)
-    answered = (result.call_id, result.chunk_index, result.cache_epoch)
-    if answered != asked:
-        raise OrderError(f"result: got call, chunk, epoch {answered}, want {asked}")
-    if result.observed_generator_calls != envelope.expected_generator_calls:
-        raise CallCountError(
-            f"chunk {envelope.chunk_index}: {result.observed_generator_calls} generator calls, "
-            f"planned {envelope.expected_generator_calls}"
+            answer = self._stages.mesh.collect()
+        result, tensors = self._instruments.faults.reach(
+            FaultPoint.COLLECTED, envelope.chunk_index, answer
         )
+        if tripwires.armed(Tripwire.ANSWER):
+            check_answer(envelope, result)
+        if tripwires.armed(Tripwire.STATE_DIGEST):
+            ran = tensors[STATE_DIGEST].numpy().tobytes()
+            check_state(envelope, ran=ran, planned=started.state_digest)
+        return result, tensors[LATENTS_OUT]

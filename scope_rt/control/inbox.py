@@ -1,10 +1,20 @@
-"""Control input is coalesced, latest wins, and takes effect at a chunk boundary."""
+"""Control input is coalesced, latest wins, and takes effect at a chunk boundary.
+
+Whoever posts gets a receipt, and every receipt is answered once: with the chunk at which the input
+took effect, or with the reason why it never will. What nobody takes does not grow: all that is
+posted between two takes is one directive with one outcome.
+"""
 
 import threading
 from collections.abc import Iterable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import Tensor
+
+from scope_contracts.errors import ScopeError
+from scope_rt.control.transition import TransitionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +30,23 @@ class Directive:
     """What a person asked for between two chunks."""
 
     conditioning: Conditioning | None = None
+    transition: TransitionSpec | None = None
+    """How this prompt comes in; None is at once. Means nothing without one."""
     hard_cut: bool = False
     drop_in_flight: bool = False
     """Whether chunks of the old epoch that are under way are dropped, or shown first."""
+    recompute: bool = False
+    """Whether the cache is rebuilt from context before this chunk."""
 
     def then(self, later: "Directive") -> "Directive":
-        """Both as one; of two prompts the later wins, a cut is never lost."""
+        """Both as one; of two prompts the later wins with its transition, all else is kept."""
+        newest = self if later.conditioning is None else later
         return Directive(
-            conditioning=later.conditioning or self.conditioning,
+            conditioning=newest.conditioning,
+            transition=newest.transition,
             hard_cut=self.hard_cut or later.hard_cut,
             drop_in_flight=self.drop_in_flight or later.drop_in_flight,
+            recompute=self.recompute or later.recompute,
         )
 
 
@@ -41,18 +58,113 @@ class ScheduledDirective:
     directive: Directive
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """The chunk at which what was posted took effect.
+
+    `superseded`: a later prompt took this one's place before any chunk was planned with it, and
+    `chunk_index` is where that one took effect. A cut posted with the prompt happened even then.
+    """
+
+    chunk_index: int
+    cache_epoch: int
+    superseded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Effect:
+    chunk_index: int
+    cache_epoch: int
+    prompt_number: int
+
+
+_Outcome = Future[_Effect | Exception]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Receipt:
+    """What a post is answered with. Any thread may wait, any number of times."""
+
+    _outcome: _Outcome
+    _prompt_number: int | None
+
+    def wait(self, timeout_s: float) -> Ack | None:
+        """Where it took effect; None if that is not known within `timeout_s`.
+
+        Raises:
+            ScopeError: it never takes effect: planning failed, which is the cause of this error,
+                or the stream ended first.
+        """
+        try:
+            outcome = self._outcome.result(timeout_s)
+        except TimeoutError:
+            return None
+        if isinstance(outcome, Exception):
+            raise ScopeError(f"control input did not take effect: {outcome}") from outcome
+        number = self._prompt_number
+        return Ack(
+            chunk_index=outcome.chunk_index,
+            cache_epoch=outcome.cache_epoch,
+            superseded=number is not None and number < outcome.prompt_number,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Taken:
+    """What one chunk is planned with, to be answered before the next take. One answer counts."""
+
+    directive: Directive
+    _outcome: _Outcome
+    _prompt_number: int
+
+    def acknowledge(self, chunk_index: int, cache_epoch: int) -> None:
+        """It took effect at this chunk."""
+        self._answer(
+            _Effect(
+                chunk_index=chunk_index,
+                cache_epoch=cache_epoch,
+                prompt_number=self._prompt_number,
+            )
+        )
+
+    def refuse(self, error: Exception) -> None:
+        """No chunk was planned with it, because of `error`; whoever waits is told."""
+        self._answer(error)
+
+    def _answer(self, outcome: _Effect | Exception) -> None:
+        # Another thread may close the inbox meanwhile: the first answer stands.
+        with suppress(InvalidStateError):
+            self._outcome.set_result(outcome)
+
+
 class ControlInbox:
     """Where any thread leaves directives, and the controller takes them once a chunk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending = Directive()
+        self._outcome = _Outcome()
+        self._num_prompts = 0
+        self._last_taken: Taken | None = None
         self._schedule: dict[int, Directive] = {}
+        self._closed_because: str | None = None
 
-    def post(self, directive: Directive) -> None:
-        """Ask for something at the next chunk that is planned."""
+    def post(self, directive: Directive) -> Receipt:
+        """Ask for something at the next chunk that is planned.
+
+        Raises:
+            ScopeError: the inbox is closed.
+        """
         with self._lock:
+            if self._closed_because is not None:
+                raise ScopeError(
+                    f"control input was posted too late: {self._closed_because}; start a new stream"
+                )
             self._pending = self._pending.then(directive)
+            if directive.conditioning is None:
+                return Receipt(_outcome=self._outcome, _prompt_number=None)
+            self._num_prompts += 1
+            return Receipt(_outcome=self._outcome, _prompt_number=self._num_prompts)
 
     def schedule(self, events: Iterable[ScheduledDirective]) -> None:
         """Ask for something at chunks that are still to come, instead of what was asked before."""
@@ -62,11 +174,37 @@ class ControlInbox:
                 planned = self._schedule.get(event.chunk_index, Directive())
                 self._schedule[event.chunk_index] = planned.then(event.directive)
 
-    def take(self, chunk_index: int) -> Directive:
-        """Everything asked for up to the planning of `chunk_index`."""
+    def scheduled(self) -> tuple[ScheduledDirective, ...]:
+        """What is still to come, in order: given to `schedule`, it is the same schedule again."""
         with self._lock:
-            taken = Directive()
+            return tuple(
+                ScheduledDirective(chunk_index=index, directive=directive)
+                for index, directive in sorted(self._schedule.items(), key=lambda item: item[0])
+            )
+
+    def take(self, chunk_index: int) -> Taken:
+        """Everything asked for up to the planning of `chunk_index`; a post wins over a schedule."""
+        with self._lock:
+            directive = Directive()
             for index in [index for index in sorted(self._schedule) if index <= chunk_index]:
-                taken = taken.then(self._schedule.pop(index))
-            taken, self._pending = taken.then(self._pending), Directive()
-            return taken
+                directive = directive.then(self._schedule.pop(index))
+            return self._take_posted(directive)
+
+    def close(self, reason: str = "the stream has ended") -> None:
+        """Take no more posts, and answer everyone who still waits with `reason`. Idempotent."""
+        with self._lock:
+            if self._closed_because is None:
+                self._closed_because = reason
+            self._take_posted(Directive()).refuse(ScopeError(self._closed_because))
+
+    def _take_posted(self, scheduled: Directive) -> Taken:
+        """Empty what was posted into one answer to give; an earlier one is overdue by now."""
+        if self._last_taken is not None:
+            self._last_taken.refuse(ScopeError(self._closed_because or "its chunk was not planned"))
+        self._last_taken = Taken(
+            directive=scheduled.then(self._pending),
+            _outcome=self._outcome,
+            _prompt_number=self._num_prompts,
+        )
+        self._pending, self._outcome = Directive(), _Outcome()
+        return self._last_taken

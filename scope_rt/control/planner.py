@@ -1,17 +1,20 @@
 """Plans are pure: the next chunk follows from the last one and what a person asked for.
 
-No device, no clock, no network. Only the planner bumps an epoch or sets a reset bit.
+No device, no clock, no network. Only the planner bumps an epoch, sets a reset bit or schedules a
+recompute.
 """
 
 from dataclasses import dataclass, replace
 
 from scope_contracts.envelope import MessageKind, PlanId, PPEnvelope
+from scope_contracts.lifecycle import StreamPosition
+from scope_rt.config import RECOMPUTE_NEVER
 from scope_rt.models.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What stays the same over a stream. Sizes in pixels."""
+    """What stays the same over a stream. Sizes in pixels, `recompute_every` in chunks."""
 
     plan_id: PlanId
     recipe: Recipe
@@ -19,6 +22,8 @@ class StreamSettings:
     width: int
     base_seed: int
     kv_cache_attention_bias: float = 1.0
+    """The resting value; a transition may leave it and comes back to it."""
+    recompute_every: int = RECOMPUTE_NEVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,36 +35,60 @@ class Planner:
     next_chunk_index: int = 0
     cache_epoch: int = -1
     next_start_frame: int = 0
+    chunks_in_epoch: int = 0
+    holds_cache: bool = True
+    """False after ranks were started again: the mesh has no cache until one is rebuilt."""
 
-    def next(self, *, hard_cut: bool, new_text: bool) -> tuple[PPEnvelope, "Planner"]:
+    @property
+    def position(self) -> StreamPosition:
+        """The last planned ids: what ranks must know that join here."""
+        return StreamPosition(
+            call_id=self.next_call_id - 1,
+            chunk_index=self.next_chunk_index - 1,
+            cache_epoch=self.cache_epoch,
+            next_start_frame=self.next_start_frame,
+        )
+
+    def recomputes(self, *, hard_cut: bool, asked: bool) -> bool:
+        """Whether the next chunk would rebuild the cache, and so needs all chunks before it."""
+        if self._cuts(hard_cut):
+            return False
+        due = self.chunks_in_epoch % self.settings.recompute_every == 0
+        return asked or due or not self.holds_cache
+
+    def next(
+        self, *, hard_cut: bool, new_text: bool, recompute: bool = False, bias: float | None = None
+    ) -> tuple[PPEnvelope, "Planner"]:
         """Plan the next chunk; tensors are announced when the controller packs them.
 
-        The first chunk of a stream is a hard cut whatever is asked for.
+        The first chunk of a stream is a hard cut whatever is asked for. `bias` is the resting one
+        where it is not given.
         """
-        recipe = self.settings.recipe
-        cut = hard_cut or self.cache_epoch < 0
+        settings, recipe = self.settings, self.settings.recipe
+        cut = self._cuts(hard_cut)
+        rebuild = self.recomputes(hard_cut=hard_cut, asked=recompute)
         epoch = self.cache_epoch + cut
         start_frame = 0 if cut else self.next_start_frame
         timesteps = recipe.timesteps
         envelope = PPEnvelope(
-            plan_id=self.settings.plan_id,
+            plan_id=settings.plan_id,
             call_id=self.next_call_id,
             chunk_index=self.next_chunk_index,
             cache_epoch=epoch,
             kind=MessageKind.INFER,
             init_cache=cut,
             reset_kv_cache=cut,
-            reset_crossattn_cache=cut or new_text,
+            reset_crossattn_cache=cut or new_text or not self.holds_cache,
             current_start_frame=start_frame,
-            do_kv_recompute=False,
+            do_kv_recompute=rebuild,
             clean_pass=recipe.clean_pass,
             num_denoise_steps=len(timesteps),
-            expected_generator_calls=len(timesteps) + recipe.clean_pass,
-            kv_cache_attention_bias=self.settings.kv_cache_attention_bias,
+            expected_generator_calls=len(timesteps) + recipe.clean_pass + rebuild,
+            kv_cache_attention_bias=settings.kv_cache_attention_bias if bias is None else bias,
             denoising_step_list=timesteps,
-            height=self.settings.height,
-            width=self.settings.width,
-            base_seed=self.settings.base_seed,
+            height=settings.height,
+            width=settings.width,
+            base_seed=settings.base_seed,
         )
         following = replace(
             self,
@@ -67,5 +96,12 @@ class Planner:
             next_chunk_index=self.next_chunk_index + 1,
             cache_epoch=epoch,
             next_start_frame=start_frame + recipe.frames_per_block,
+            chunks_in_epoch=1 if cut else self.chunks_in_epoch + 1,
+            holds_cache=True,
         )
         return envelope, following
+
+    def _cuts(self, hard_cut: bool) -> bool:
+        """A lost cache that no context can rebuild leaves only a new epoch."""
+        beyond_repair = not self.holds_cache and self.settings.recipe.context_frames == 0
+        return hard_cut or self.cache_epoch < 0 or beyond_repair

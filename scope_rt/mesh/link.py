@@ -1,10 +1,13 @@
 """A message is header, then its canonical bytes, then its tensors: in that order, never less.
 
-The header is two int64: a magic number and the length of the bytes. The bytes hold the specs of the
-tensors that follow, so a receiver allocates exactly what was announced. Tensors travel through CPU
-memory: a chunk of latents is about a megabyte, not worth a second transport.
+The header is three int64: a magic number, the length of the bytes, and whether digests follow. The
+bytes hold the specs of the tensors, so a receiver allocates exactly what was announced. With
+digests, a last frame holds one for the bytes and one for each tensor, and what arrived is compared
+before it is used. Tensors travel through CPU memory: a chunk of latents is about a megabyte, not
+worth a second transport.
 """
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -13,23 +16,28 @@ import torch
 from torch import Tensor
 
 from scope_contracts.envelope import PPEnvelope, PPResult
-from scope_contracts.errors import WireError
+from scope_contracts.errors import DigestError, WireError
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_envelope, decode_result, encode
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
 from scope_rt.mesh.process_group import Transfers, Work
 from scope_rt.tensors import empty
+from scope_rt.tripwires import Tripwire
 
-MAGIC = 0x5C09E01
+MAGIC = 0x5C09E02
+DIGEST_BYTES = 16
 Tensors = Mapping[str, Tensor]
+Derive = Callable[[PPEnvelope, Tensors], dict[str, Tensor]]
 M = TypeVar("M", PPEnvelope, PPResult)
 
 
-def _frames(message: PPEnvelope | PPResult, tensors: Tensors) -> list[Tensor]:
-    """What travels, in order; all of it is built before the first frame leaves."""
-    data = encode(message)
-    header = torch.tensor([MAGIC, len(data)])
-    body = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    payload = [tensors[spec.name].detach().cpu().contiguous() for spec in message.tensors]
-    return [header, body, *payload]
+def _digests(frames: Sequence[Tensor]) -> Tensor:
+    """One BLAKE2b a frame, uint8 `[len(frames) * DIGEST_BYTES]`."""
+    digests = bytearray()
+    for frame in frames:
+        raw = frame.flatten().view(torch.uint8).numpy().data
+        digests += hashlib.blake2b(raw, digest_size=DIGEST_BYTES).digest()
+    return torch.frombuffer(digests, dtype=torch.uint8)
 
 
 class PeerLink:
@@ -37,14 +45,26 @@ class PeerLink:
     so that two ranks that both have something to say never wait for each other.
     """
 
-    def __init__(self, transfers: Transfers, *, peer: int) -> None:
-        self._transfers, self._peer = transfers, peer
+    def __init__(
+        self,
+        transfers: Transfers,
+        *,
+        peer: int,
+        with_digests: bool = False,
+        derived: frozenset[str] = frozenset(),
+        derive: Derive | None = None,
+        instruments: Instruments | None = None,
+    ) -> None:
+        """`derived` tensors are announced and do not travel: the receiver's `derive` makes them."""
+        self._derived, self._derive = derived, derive
+        self._transfers, self._peer, self._with_digests = transfers, peer, with_digests
+        self._instruments = instruments or Instruments()
         self._outbox: deque[list[Work]] = deque()
 
     def send(self, message: PPEnvelope | PPResult, tensors: Tensors) -> None:
         while len(self._outbox) > 1:
             self._finish_oldest()
-        frames = _frames(message, tensors)
+        frames = self._frames(message, tensors)
         self._outbox.append([self._transfers.send(frame, to=self._peer) for frame in frames])
 
     def receive_envelope(
@@ -62,6 +82,20 @@ class PeerLink:
         while self._outbox:
             self._finish_oldest()
 
+    def _frames(self, message: PPEnvelope | PPResult, tensors: Tensors) -> list[Tensor]:
+        """What travels, in order; all of it is built before the first frame leaves."""
+        body = torch.frombuffer(bytearray(encode(message)), dtype=torch.uint8)
+        payload = {
+            spec.name: tensors[spec.name].detach().cpu().contiguous() for spec in message.tensors
+        }
+        digests = [_digests([body, *payload.values()])] if self._with_digests else []
+        travelling = [tensor for name, tensor in payload.items() if name not in self._derived]
+        frames = self._instruments.faults.reach(
+            FaultPoint.FRAMES, message.chunk_index, [body, *travelling]
+        )
+        header = torch.tensor([MAGIC, len(frames[0]), len(digests)])
+        return [header, *frames, *digests]
+
     def _finish_oldest(self) -> None:
         for work in self._outbox.popleft():
             self._transfers.finish(work)
@@ -75,22 +109,47 @@ class PeerLink:
             ContractError: the header or the bytes are not a message of this protocol.
             LinkError: the peer is gone or silent.
         """
-        header = torch.empty(2, dtype=torch.int64)
+        header = torch.empty(3, dtype=torch.int64)
         self._fill(header, begins=True)
-        magic, length = (int(number) for number in header)
+        magic, length, num_digests = (int(number) for number in header)
         if magic != MAGIC or not 0 < length <= MAX_MESSAGE_BYTES:
             raise WireError(
                 f"header: got magic {magic:#x} and {length} bytes, want magic {MAGIC:#x} and at "
                 f"most {MAX_MESSAGE_BYTES} bytes; install the same package on every rank"
             )
+        if num_digests != self._with_digests:
+            raise WireError(
+                f"header: got {num_digests} digest frames, want {int(self._with_digests)}; set "
+                "SCOPE_TP_INPUT_DIGEST alike on every rank"
+            )
         body = torch.empty(length, dtype=torch.uint8)
         self._fill(body)
         message = decode(body.numpy().tobytes())
         admit(message)
-        tensors = {spec.name: empty(spec) for spec in message.tensors}
+        tensors = {
+            spec.name: empty(spec) for spec in message.tensors if spec.name not in self._derived
+        }
         for tensor in tensors.values():
             self._fill(tensor)
+        if self._derive is not None and isinstance(message, PPEnvelope):
+            tensors = self._derive(message, tensors)
+        if self._with_digests:
+            self._check_digests(message, {"message": body, **tensors})
         return message, tensors
+
+    def _check_digests(self, message: PPEnvelope | PPResult, arrived: Tensors) -> None:
+        sent = torch.empty(len(arrived) * DIGEST_BYTES, dtype=torch.uint8)
+        self._fill(sent)
+        if not self._instruments.tripwires.armed(Tripwire.INPUT_DIGEST):
+            return
+        ours = _digests(list(arrived.values()))
+        halves = zip(sent.split(DIGEST_BYTES), ours.split(DIGEST_BYTES), strict=True)
+        for name, (want, got) in zip(arrived, halves, strict=True):
+            if not torch.equal(want, got):
+                raise DigestError(
+                    f"chunk {message.chunk_index}: {name} from rank {self._peer}: got digest "
+                    f"{got.numpy().tobytes().hex()}, sent was {want.numpy().tobytes().hex()}"
+                )
 
     def _fill(self, tensor: Tensor, *, begins: bool = False) -> None:
         self._transfers.receive(tensor, source=self._peer, begins=begins)
@@ -99,10 +158,9 @@ class PeerLink:
 class GroupLink:
     """Messages from a generator group's leader to each of its other ranks."""
 
-    def __init__(self, transfers: Transfers, *, rank: int, ranks: Sequence[int]) -> None:
-        leader, *followers = ranks
-        peers = followers if rank == leader else [leader]
-        self._links = [PeerLink(transfers, peer=peer) for peer in peers]
+    def __init__(self, links: Sequence[PeerLink]) -> None:
+        """`links` go from the leader to every follower, or from a follower to its leader."""
+        self._links = links
 
     def send(self, envelope: PPEnvelope, tensors: Tensors) -> None:
         for link in self._links:

@@ -4,7 +4,8 @@ A lost peer or an expired wait leaves here as a `LinkError` that names what was 
 is retried or swallowed. Messages travel over gloo on the CPU; sums of GPU tensors over NCCL.
 """
 
-import re
+import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,18 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError, UserInputError
+from scope_contracts.errors import (
+    ContractError,
+    LinkError,
+    UserInputError,
+    mismatch,
+)
 from scope_rt.config import RuntimeConfig
+from scope_rt.mesh.failures import Liveness
+from scope_rt.mesh.heartbeat import Heartbeat
+from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, meet
+from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
 from scope_rt.mesh.topology import Topology
 
-
-@contextmanager
-def named_failures(what: str) -> Iterator[None]:
-    """Turn a backend's RuntimeError into the link error that says what it means."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise _link_error(what, str(error)) from error
+DIGEST_BYTES = 1024
+"""What one rank may say in an `Exchange`, with four bytes for its length."""
 
 
 @contextmanager
@@ -37,30 +41,48 @@ def located(where: str) -> Iterator[None]:
         raise type(error)(f"{where}: {error.args[0]}") from error
 
 
-def _link_error(what: str, text: str) -> LinkError:
-    said = re.sub(r"^\[[^]]*\]\s*", "", text.partition("\n")[0])[:160]  # without gloo's source path
-    lowered = text.lower()
-    if "timed out" in lowered or "timeout" in lowered:
-        return LinkTimeoutError(f"{what}: no answer within the bound")
-    if "address already in use" in lowered or "eaddrinuse" in lowered:
-        return LinkError(f"{what}: MASTER_PORT is taken; choose another")
-    if any(sign in lowered for sign in ("closed", "reset", "broken pipe", "connection refused")):
-        return PeerLostError(f"{what}: the peer is gone ({said})")
-    return LinkError(f"{what}: {said}")
-
-
 class TorchCollectives:
     """`Collectives` over a process group."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup, liveness: Liveness) -> None:
+        self._group, self._liveness = group, liveness
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.wait_s = 0.0
+        """Seconds spent inside sums so far: a rank that waits for slow ones spends many. On a
+        GPU a sum is only started here, so the wait is not seen."""
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        with named_failures("all_reduce in the generator group"):
+        start_s = time.perf_counter()
+        with self._liveness.named_failures("all_reduce in the generator group"):
             dist.all_reduce(tensor, group=self._group)
+        self.wait_s += time.perf_counter() - start_s
         return tensor
+
+
+class Exchange:
+    """Small payloads to every rank of a group: one all_gather of `DIGEST_BYTES` per rank."""
+
+    def __init__(self, group: dist.ProcessGroup, liveness: Liveness) -> None:
+        self._group, self._liveness = group, liveness
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Every rank's `payload`, in the order of the group.
+
+        Raises:
+            ContractError: the payload is too long; nothing was sent.
+            LinkError: a rank was lost.
+        """
+        most = DIGEST_BYTES - 4
+        if len(payload) > most:
+            raise ContractError(mismatch("payload", got=len(payload), want=f"at most {most} bytes"))
+        frame = (len(payload).to_bytes(4, "little") + payload).ljust(DIGEST_BYTES, b"\0")
+        mine = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
+        with self._liveness.named_failures("exchange in the generator group"):
+            dist.all_gather(parts, mine, group=self._group)
+        frames = [part.numpy().tobytes() for part in parts]
+        return [each[4 : 4 + int.from_bytes(each[:4], "little")] for each in frames]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +97,28 @@ class Work:
 class Transfers:
     """Bounded tensor transfers between the ranks of one gloo group; ranks are world ranks."""
 
-    def __init__(self, group: dist.ProcessGroup, *, timeout_s: float, patience_s: float) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, liveness: Liveness, *, timeout_s: float, patience_s: float
+    ) -> None:
         """`timeout_s` bounds every transfer, `patience_s` the wait for a message to begin."""
-        self._group = group
+        self._group, self._liveness = group, liveness
         self._timeout, self._patience = timedelta(seconds=timeout_s), timedelta(seconds=patience_s)
 
     def send(self, tensor: Tensor, *, to: int) -> Work:
         """Start a send."""
-        with named_failures(f"send to rank {to}"):
+        with self._liveness.named_failures(f"send to rank {to}", peer=to):
             handle = dist.isend(tensor, to, group=self._group)
         assert handle is not None, "this rank is not in the group"
         return Work(tensor, handle, to)
 
     def finish(self, work: Work) -> None:
         """Return when the send is done, or raise the LinkError that ended it."""
-        with named_failures(f"send to rank {work.peer}"):
+        with self._liveness.named_failures(f"send to rank {work.peer}", peer=work.peer):
             work.handle.wait(self._timeout)
 
     def receive(self, tensor: Tensor, *, source: int, begins: bool) -> None:
         """Fill `tensor` from `source`; `begins` says that nothing of its message came before."""
-        with named_failures(f"receive from rank {source}"):
+        with self._liveness.named_failures(f"receive from rank {source}", peer=source):
             handle = dist.irecv(tensor, source, group=self._group)
             assert handle is not None, "this rank is not in the group"
             handle.wait(self._patience if begins else self._timeout)
@@ -110,57 +134,127 @@ class ProcessGroups:
     """Messages inside the generator group."""
     sums: TorchCollectives | None
     """The generator group as its models see it."""
+    digests: Exchange | None = None
+    """What generator ranks compare; None also where there is only one."""
 
 
-def join_world(config: RuntimeConfig) -> None:
-    """Join all ranks of the launcher (torchrun's variables name the meeting point).
+class World:
+    """All ranks of a start, met and connected."""
+
+    def __init__(self, meeting: Meeting, config: RuntimeConfig) -> None:
+        """Connect to the other ranks.
+
+        Raises:
+            LinkError: a rank was lost meanwhile.
+        """
+        self._config = config
+        self._sockets: frozenset[OpenSocket] = frozenset()
+        self._gpu_groups: list[dist.ProcessGroup] = []
+        self._default_group: dist.ProcessGroup | None = None
+        self.heartbeat = Heartbeat(
+            meeting,
+            bound_s=config.heartbeat_timeout_s,
+            abort=self._abort,
+            is_over=lambda: dist.group.WORLD is not self._default_group,
+        )
+        """Start it when the groups are built."""
+        self._liveness = Liveness(self.heartbeat)
+        self._others = open_sockets()
+        with_gpu = torch.cuda.is_available()
+        with self._liveness.named_failures("meeting the other ranks"):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if with_gpu else "gloo",
+                store=meeting.store,
+                rank=meeting.rank,
+                world_size=meeting.world_size,
+                timeout=timedelta(seconds=config.start_timeout_s),
+            )
+        self._default_group = dist.group.WORLD
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Every rank's `payload`, by rank: one small gather over all ranks."""
+        with self._liveness.named_failures("exchange between all ranks"):
+            world = dist.get_world_size()
+            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+            dist.all_gather(sizes, torch.tensor([len(payload)]))
+            longest = max(int(size) for size in sizes)
+            padded = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
+            parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(world)]
+            dist.all_gather(parts, padded)
+        return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
+
+    def build_groups(self, topology: Topology) -> ProcessGroups:
+        """The groups of `topology`; every rank calls this once, after parity was checked."""
+        generators, rank = list(topology.generator_ranks), self._config.rank
+        bound_s, idle_s = self._config.group_timeout_s, self._config.idle_timeout_s
+        bound, liveness = timedelta(seconds=bound_s), self._liveness
+        with liveness.named_failures("building the groups of the plan"):
+            sums = dist.new_group(generators, timeout=bound)
+            mesh = dist.new_group(generators, timeout=bound, backend="gloo")
+            pair = None
+            if topology.pipelined:
+                pair = dist.new_group([0, topology.leader], timeout=bound, backend="gloo")
+        self._watch([sums] if rank in generators else [])
+        link = None
+        if pair is not None and rank in (0, topology.leader):
+            # Rank0 waits for a chunk, which is under way; a mesh rank waits for rank0's next idea.
+            patience_s = bound_s if rank == 0 else idle_s
+            link = Transfers(pair, liveness, timeout_s=bound_s, patience_s=patience_s)
+        if rank not in generators:
+            return ProcessGroups(link=link, mesh=None, sums=None)
+        return ProcessGroups(
+            link=link,
+            mesh=Transfers(mesh, liveness, timeout_s=bound_s, patience_s=idle_s),
+            sums=TorchCollectives(sums, liveness),
+            digests=Exchange(mesh, liveness) if len(generators) > 1 else None,
+        )
+
+    def leave(self) -> None:
+        """Stop the heartbeat, then release the groups. Idempotent."""
+        self.heartbeat.stop()
+        leave_world()
+
+    def _watch(self, groups: list[dist.ProcessGroup]) -> None:
+        """Learn what to abort, and who is behind which address."""
+        self._sockets = open_sockets() - self._others
+        if torch.cuda.is_available():
+            self._gpu_groups = groups
+        mine = sorted(local_addresses(self._sockets))
+        by_rank = [json.loads(said) for said in self.exchange(json.dumps(mine).encode())]
+        self._liveness.rank_by_address = {
+            (host, port): rank for rank, addresses in enumerate(by_rank) for host, port in addresses
+        }
+
+    def _abort(self) -> None:
+        """End every wait of this process for another rank; called by the heartbeat."""
+        shut_down(self._sockets)
+        for group in self._gpu_groups:
+            group.abort()
+
+
+def join_world(config: RuntimeConfig) -> World:
+    """Meet all ranks of the launcher (torchrun's variables name the meeting point).
 
     Raises:
-        LinkError: the other ranks did not come within the group timeout.
+        UserInputError: nobody launched this process as a rank.
+        LinkError: other ranks did not come within the start timeout; it names them.
     """
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if config.master_addr is None or not config.master_port:
+        raise UserInputError(
+            "this process cannot find the other ranks (MASTER_ADDR or MASTER_PORT is not set); "
+            "start it with torchrun"
+        )
     if torch.cuda.is_available():
         torch.cuda.set_device(config.local_rank)
-    try:
-        with named_failures("meeting the other ranks"):
-            dist.init_process_group(backend, timeout=timedelta(seconds=config.start_timeout_s))
-    except ValueError as error:
-        raise UserInputError(
-            f"this process cannot find the other ranks ({error}); start it with torchrun"
-        ) from error
-
-
-def exchange(payload: bytes) -> list[bytes]:
-    """Every rank's `payload`, by rank: one small gather over all ranks."""
-    with named_failures("exchange between all ranks"):
-        world = dist.get_world_size()
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-        dist.all_gather(sizes, torch.tensor([len(payload)]))
-        longest = max(int(size) for size in sizes)
-        padded = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(world)]
-        dist.all_gather(parts, padded)
-    return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
-
-
-def build_groups(config: RuntimeConfig, topology: Topology) -> ProcessGroups:
-    """The groups of `topology`; every rank calls this once, after parity was checked."""
-    generators, rank = list(topology.generator_ranks), config.rank
-    bound_s, idle_s = config.group_timeout_s, config.idle_timeout_s
-    bound = timedelta(seconds=bound_s)
-    sums = dist.new_group(generators, timeout=bound)
-    mesh = dist.new_group(generators, timeout=bound, backend="gloo")
-    link = None
-    if topology.pipelined:
-        pair = dist.new_group([0, topology.leader], timeout=bound, backend="gloo")
-        # Rank0 waits for a chunk, which is under way; a mesh rank waits for rank0's next idea.
-        link = Transfers(pair, timeout_s=bound_s, patience_s=bound_s if rank == 0 else idle_s)
-    in_mesh = rank in generators
-    return ProcessGroups(
-        link=link if rank in (0, topology.leader) else None,
-        mesh=Transfers(mesh, timeout_s=bound_s, patience_s=idle_s) if in_mesh else None,
-        sums=TorchCollectives(sums) if in_mesh else None,
+    point = MeetingPoint(
+        host=config.master_addr,
+        port=config.master_port,
+        is_hosted_by_rank0=not config.store_is_hosted,
     )
+    meeting = meet(
+        point, rank=config.rank, world_size=config.world_size, timeout_s=config.start_timeout_s
+    )
+    return World(meeting, config)
 
 
 def leave_world() -> None:

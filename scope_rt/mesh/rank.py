@@ -1,31 +1,50 @@
 """One rank from start to end: meet, compare, load, run, leave.
 
 Parity keys are exchanged over all ranks before any group of the plan exists, so ranks that disagree
-raise the same error everywhere instead of waiting for each other.
+raise the same error everywhere instead of waiting for each other. Then all compare the weights they
+loaded with the checkpoint, and stand where rank0 says the stream stands.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import msgpack
 import torch
+from torch import Tensor
 
 from scope_contracts.cache_spec import KVCacheSpec
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
-from scope_contracts.lifecycle import Lifecycle
+from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys, compare
+from scope_contracts.plain import from_plain, to_plain
 from scope_rt import __version__
-from scope_rt.attention.backend import backend_named
+from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.collectives import SoloCollectives
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
 from scope_rt.kv_cache.ring import RingCache
+from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
-from scope_rt.mesh.process_group import ProcessGroups, build_groups, exchange, join_world
-from scope_rt.mesh.topology import Topology
+from scope_rt.mesh.peer_check import PeerCheck, always
+from scope_rt.mesh.process_group import (
+    ProcessGroups,
+    Transfers,
+    World,
+    join_world,
+)
+from scope_rt.mesh.topology import Topology, plan_named
 from scope_rt.mesh.worker import LocalMesh, RemoteMesh, Worker, serve_follower, serve_leader
+from scope_rt.models.fingerprint import Fingerprint, check_shards
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.noise import SeededNoise
-from scope_rt.streaming.trace import Span, Trace, decode_spans, encode_spans
-from scope_rt.tensors import NAMES
+from scope_rt.models.past import Past, own_past
+from scope_rt.streaming.trace import Span, decode_spans, encode_spans
+from scope_rt.tensors import NAMES, pack_tensor, unpack_tensor
+from scope_rt.tripwires import Tripwire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +57,15 @@ class RankSetup:
     dtype: torch.dtype
     height: int
     width: int
+    recompute_every: int = RECOMPUTE_NEVER
+    recompute_anchor: str = ""
+    past: Past = own_past
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """The attention backend in effect: the one asked for, or the device's default."""
+        default = default_backend(self.device, self.dtype)
+        return backend_named(self.config.kv_bias_backend or default)
 
     @property
     def device(self) -> torch.device:
@@ -46,19 +74,43 @@ class RankSetup:
         return torch.device("cpu")
 
     def parity_keys(self) -> ParityKeys:
-        plan = self.topology.plan_id
+        """What this rank would do; where the environment contradicts it, what that asks for."""
+        plan, config = self.topology.plan_id, self.config
+        pipelined = self.topology.pipelined
         return ParityKeys(
-            plan_id=plan,
-            pp_enabled=self.topology.pipelined,
-            kv_cache_recompute_every=self.config.kv_cache_recompute_every,
-            kv_bias_backend=backend_named(self.config.kv_bias_backend).name,
-            tp_allow_compile=self.config.tp_allow_compile,
+            plan_id=plan if config.tp_plan is None else plan_named(config.tp_plan),
+            pp_enabled=pipelined if config.pp_enabled is None else config.pp_enabled,
+            kv_cache_recompute_every=self.recompute_every,
+            kv_bias_backend=self.backend.name,
+            recompute_anchor=self.recompute_anchor,
+            tp_allow_compile=config.tp_allow_compile,
+            digest_every=config.digest_every,
+            input_digest=config.input_digest,
             dtype=NAMES[self.dtype],
             torch_version=str(torch.__version__),
             package_version=__version__,
             model_fingerprint=self.model.fingerprint(),
             world_layout=f"{plan} tp={self.topology.tp_degree} {self.height}x{self.width}",
         )
+
+    def check_environment(self) -> None:
+        """Refuse environment variables that ask for another plan than the arguments do.
+
+        Raises:
+            UserInputError: naming the variable.
+        """
+        topology, config = self.topology, self.config
+        if config.tp_plan not in (None, topology.plan_id):
+            raise UserInputError(
+                f"SCOPE_TP_PLAN is {config.tp_plan!r}, --plan is {topology.plan_id}; unset the "
+                "variable"
+            )
+        if config.pp_enabled not in (None, topology.pipelined):
+            raise UserInputError(
+                f"SCOPE_PP_ENABLED contradicts --plan {topology.plan_id}; unset the variable"
+            )
+        if config.tp_allow_compile:
+            raise UserInputError("SCOPE_TP_ALLOW_COMPILE is not supported yet; unset it")
 
     def cache_spec(self, geometry: ChunkGeometry) -> KVCacheSpec:
         """The ring of this model at this picture size."""
@@ -75,59 +127,141 @@ class RankSetup:
         )
 
 
-class Rank:
-    """This process's place in a stream, built on every rank; its order is the protocol."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """Where rank0's stream stands; `memory` and `decoder` are rank0's, where it was resumed."""
 
-    def __init__(self, setup: RankSetup, geometry: ChunkGeometry, trace: Trace) -> None:
-        self._setup, self._geometry, self._trace = setup, geometry, trace
+    position: StreamPosition = field(default_factory=StreamPosition)
+    memory: Mapping[str, Tensor] | None = None
+    decoder: Mapping[str, Tensor] | None = None
+
+
+class Rank:
+    """This process's place in a stream, built on every rank; its order is the protocol.
+
+    `stand` is where rank0's stream stands; other ranks are told. `pipeline` is what followers of
+    `tp_v0` run beside their generator.
+    """
+
+    def __init__(
+        self,
+        setup: RankSetup,
+        geometry: ChunkGeometry,
+        *,
+        instruments: Instruments,
+        stand: Stand | None = None,
+        pipeline: FullPipeline | None = None,
+    ) -> None:
+        self._setup, self._geometry, self._instruments = setup, geometry, instruments
+        is_whole = setup.topology.plan_id is PlanId.TP_V0
+        self._pipeline = pipeline if is_whole and setup.config.rank > 0 else None
+        self._world: World | None = None
         self._groups = ProcessGroups(link=None, mesh=None, sums=None)
         self._worker: Worker | None = None
-        topology, rank = setup.topology, setup.config.rank
-        topology.check_world_size(setup.config.world_size)
-        if topology.world_size > 1:
-            mine = setup.parity_keys().encode()
-            join_world(setup.config)
-            compare([ParityKeys.decode(keys) for keys in exchange(mine)])
-            self._groups = build_groups(setup.config, topology)
-        if rank in topology.generator_ranks:
-            self._worker = self._load_worker()
-        if topology.world_size > 1:
-            exchange(b"ready")  # a rank that could not load stops all of them here
+        topology, config = setup.topology, setup.config
+        if config.world_size > 1:
+            self._world = join_world(config)
+        self._compare_settings()
+        topology.check_world_size(config.world_size)
+        setup.check_environment()
+        if self._world is not None:
+            self._groups = self._world.build_groups(topology)
+            if instruments.tripwires.armed(Tripwire.HEARTBEAT):
+                self._world.heartbeat.start()
+        generator = None
+        if config.rank in topology.generator_ranks:
+            generator = self._load_generator()
+        told = self._meet(generator, stand or Stand())
+        if generator is not None:
+            self._worker = self._make_worker(generator, told)
 
     def port(self) -> LocalMesh | RemoteMesh:
         """Rank0's way to the generator ranks."""
         if self._worker is not None:
             return LocalMesh(self._worker, self._group_link())
         assert self._groups.link is not None, "rank0 generates, or has a leader to talk to"
-        link = PeerLink(self._groups.link, peer=self._setup.topology.leader)
+        link = self._peer_link(self._groups.link, peer=self._setup.topology.leader)
         return RemoteMesh(link, self._geometry)
 
     def serve(self) -> None:
         """Run envelopes until rank0 shuts the stream down (mesh ranks)."""
         assert self._worker is not None, "mesh ranks are generator ranks"
-        group = self._group_link()
+        group, faults = self._group_link(), self._instruments.faults
         if self._groups.link is not None:
-            serve_leader(self._worker, PeerLink(self._groups.link, peer=0), group)
+            link = self._peer_link(self._groups.link, peer=0)
+            serve_leader(self._worker, link, group, faults)
         else:
             assert group is not None, "a follower has a leader"
-            serve_follower(self._worker, group)
+            serve_follower(self._worker, group, faults, self._pipeline)
 
     def gather_spans(self) -> tuple[Span, ...]:
         """Every rank's spans, on every rank; all ranks call it once, after the shutdown."""
-        if self._setup.topology.world_size == 1:
-            return self._trace.spans
-        parts = exchange(encode_spans(self._trace.spans))
+        if self._world is None:
+            return self._instruments.trace.spans
+        parts = self._world.exchange(encode_spans(self._instruments.trace.spans))
         return tuple(span for part in parts for span in decode_spans(part))
 
+    def leave(self) -> None:
+        """Release the groups, if there are any. Idempotent."""
+        if self._world is not None:
+            self._world.leave()
+
+    def _compare_settings(self) -> None:
+        """Raises ParityError on every rank when one would compute differently."""
+        reach, tripwires = self._instruments.faults.reach, self._instruments.tripwires
+        keys = reach(FaultPoint.START, -1, self._setup.parity_keys())
+        if self._world is not None:
+            all_keys = self._world.exchange(keys.encode())
+            if tripwires.armed(Tripwire.ENV_PARITY):
+                compare([ParityKeys.decode(data) for data in all_keys])
+
+    def _meet(self, generator: ChunkGenerator | None, stand: Stand) -> StreamPosition:
+        """Wait until all ranks have loaded, compare their weights, and stand where rank0 stands.
+
+        A rank that could not load stops all of them here.
+
+        Raises:
+            FingerprintError: a rank holds other weights than the checkpoint.
+        """
+        is_checked = self._instruments.tripwires.armed(Tripwire.FINGERPRINT)
+        sums, whole = None, None
+        if generator is not None and is_checked:
+            sums = Fingerprint(generator.model).checksums
+            whole = self._setup.model.checksums(self._setup.dtype)
+        resumes = self._setup.topology.plan_id is PlanId.TP_V0 and stand.decoder is not None
+        pipeline = (stand.memory, stand.decoder) if resumes else None
+        mine = msgpack.packb((to_plain(stand.position), sums, whole, pipeline), default=pack_tensor)
+        said = [mine] if self._world is None else self._world.exchange(mine)
+        told = [msgpack.unpackb(data, ext_hook=unpack_tensor) for data in said]
+        by_rank = {rank: sums for rank, (_, sums, _, _) in enumerate(told) if sums}
+        for _, _, checkpoint, _ in told:
+            if checkpoint and by_rank:
+                check_shards(by_rank, checkpoint)
+        position, _, _, state = told[0]
+        if self._pipeline is not None and state is not None:
+            self._pipeline.memory.restore(state[0])
+            self._pipeline.decoder.restore(state[1])
+        return from_plain(StreamPosition, position)
+
     def _group_link(self) -> GroupLink | None:
-        topology = self._setup.topology
-        if self._groups.mesh is None or topology.tp_degree == 1:
+        topology, mesh = self._setup.topology, self._groups.mesh
+        if mesh is None or topology.tp_degree == 1:
             return None
-        return GroupLink(
-            self._groups.mesh, rank=self._setup.config.rank, ranks=topology.generator_ranks
+        leader, *followers = topology.generator_ranks
+        peers = followers if self._setup.config.rank == leader else [leader]
+        return GroupLink([self._peer_link(mesh, peer=peer) for peer in peers])
+
+    def _peer_link(self, transfers: Transfers, *, peer: int) -> PeerLink:
+        return PeerLink(
+            transfers,
+            peer=peer,
+            with_digests=self._setup.config.input_digest,
+            derived=DERIVED if self._setup.topology.plan_id is PlanId.TP_V0 else frozenset(),
+            derive=None if self._pipeline is None else self._pipeline.derive,
+            instruments=self._instruments,
         )
 
-    def _load_worker(self) -> Worker:
+    def _load_generator(self) -> ChunkGenerator:
         setup, group = self._setup, self._groups.sums or SoloCollectives()
         ring = RingCache(
             setup.cache_spec(self._geometry),
@@ -135,17 +269,37 @@ class Rank:
             dtype=setup.dtype,
             device=setup.device,
         )
-        generator = ChunkGenerator(
-            model=setup.model.transformer(group, dtype=setup.dtype, device=setup.device),
+        model = setup.model.transformer(group, dtype=setup.dtype, device=setup.device)
+        return ChunkGenerator(
+            model=self._instruments.faults.reach(FaultPoint.LOADED, -1, model),
             ring=ring,
             schedule=setup.model.recipe.schedule,
-            backend=backend_named(setup.config.kv_bias_backend),
+            backend=setup.backend,
             noise=SeededNoise(),
+            past=setup.past,
         )
-        lifecycle = Lifecycle(
-            plan_id=setup.topology.plan_id,
-            frames_per_block=setup.model.recipe.frames_per_block,
-        )
+
+    def _make_worker(self, generator: ChunkGenerator, position: StreamPosition) -> Worker:
+        setup, sums = self._setup, self._groups.sums
         return Worker(
-            generator=generator, geometry=self._geometry, lifecycle=lifecycle, trace=self._trace
+            generator=generator,
+            geometry=self._geometry,
+            lifecycle=Lifecycle.resumed(
+                plan_id=setup.topology.plan_id,
+                frames_per_block=setup.model.recipe.frames_per_block,
+                position=position,
+            ),
+            peer_check=PeerCheck(
+                ranks=setup.topology.generator_ranks,
+                rank=setup.config.rank,
+                every=setup.config.digest_every,
+                gather=None if self._groups.digests is None else self._groups.digests.gather,
+                fingerprint=Fingerprint(generator.model),
+                waited_s=(lambda: 0.0) if sums is None else (lambda: sums.wait_s),
+                # Not a method of this object: in a circle, groups would outlive their session.
+                still_together=always if self._world is None else self._world.heartbeat.check,
+                slow_factor=setup.config.slow_rank_factor,
+                tripwires=self._instruments.tripwires,
+            ),
+            instruments=self._instruments,
         )

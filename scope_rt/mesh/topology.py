@@ -5,25 +5,36 @@ from dataclasses import dataclass
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 
+SHARED = frozenset({PlanId.TP_V0, PlanId.TP_V1_1})
 PIPELINED = frozenset({PlanId.PP0, PlanId.PP1})
-RUNNABLE = (PlanId.SINGLE, PlanId.TP_V1_1, PlanId.PP0, PlanId.PP1)
+RUNNABLE = tuple(PlanId)
+
+
+def plan_named(plan: str) -> PlanId:
+    """The plan called `plan`.
+
+    Raises:
+        UserInputError: there is none of that name.
+    """
+    try:
+        return PlanId(plan)
+    except ValueError:
+        choices = ", ".join(RUNNABLE)
+        raise UserInputError(f"--plan {plan!r} is unknown; choose one of {choices}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """A control rank (rank0) and a tensor-parallel group of generator ranks.
 
-    In `single` and `tp_v1_1` rank0 is also the first generator rank; in `pp0` and `pp1` it plans,
-    encodes text and decodes, and rank 1 leads the generator group.
+    In `single`, `tp_v0` and `tp_v1_1` rank0 is also the first generator rank; in `pp0` and `pp1`
+    it plans, encodes text and decodes, and rank 1 leads the generator group.
     """
 
     plan_id: PlanId
     tp_degree: int
 
     def __post_init__(self) -> None:
-        if self.plan_id not in RUNNABLE:
-            choices = ", ".join(RUNNABLE)
-            raise UserInputError(f"plan {self.plan_id} does not run yet; choose one of {choices}")
         if self.tp_degree < 1:
             raise UserInputError(f"--tp is {self.tp_degree}; give at least 1")
         if self.plan_id is PlanId.SINGLE and self.tp_degree != 1:
@@ -31,8 +42,8 @@ class Topology:
                 f"--plan single runs in one process; use --tp 1 or --plan tp_v1_1, "
                 f"not --tp {self.tp_degree}"
             )
-        if self.plan_id is PlanId.TP_V1_1 and self.tp_degree < 2:
-            raise UserInputError("--plan tp_v1_1 shares the heads; give --tp 2 or more")
+        if self.plan_id in SHARED and self.tp_degree < 2:
+            raise UserInputError(f"--plan {self.plan_id} shares the heads; give --tp 2 or more")
 
     @property
     def pipelined(self) -> bool:

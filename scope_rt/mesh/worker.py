@@ -8,21 +8,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
-from scope_contracts.envelope import LATENTS_OUT, MessageKind, PPEnvelope, PPResult
+from scope_contracts.envelope import (
+    LATENTS_OUT,
+    STATE_DIGEST,
+    MessageKind,
+    PPEnvelope,
+    PPResult,
+)
 from scope_contracts.errors import PreflightError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
+from scope_contracts.parity import HASH_BYTES, ScalarDigest
 from scope_contracts.preflight import preflight
-from scope_contracts.tensor_spec import TensorSpec
+from scope_contracts.tensor_spec import DType, TensorSpec
+from scope_rt.faults import FaultPoint, Faults
+from scope_rt.instruments import Instruments
 from scope_rt.mesh.budget import CallBudget
+from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
+from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import located
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.streaming.trace import Trace
 from scope_rt.tensors import specs_of
+from scope_rt.tripwires import Tripwire
 
+UNCOUNTED = 2**31
 Tensors = Mapping[str, Tensor]
 Answer = tuple[PPResult, dict[str, Tensor]]
 
@@ -36,10 +49,12 @@ class Worker:
         generator: ChunkGenerator,
         geometry: ChunkGeometry,
         lifecycle: Lifecycle,
-        trace: Trace,
+        peer_check: PeerCheck,
+        instruments: Instruments | None = None,
     ) -> None:
-        self._generator, self._geometry, self._trace = generator, geometry, trace
-        self._lifecycle = lifecycle
+        self._generator, self._geometry = generator, geometry
+        self._lifecycle, self._peer_check = lifecycle, peer_check
+        self._instruments = instruments or Instruments()
 
     def admit(self, envelope: PPEnvelope) -> None:
         """Refuse what may not run here and now, before its tensors or other ranks are involved.
@@ -47,41 +62,81 @@ class Worker:
         Raises:
             PreflightError, LifecycleError: naming the field.
         """
-        announced = {spec.name: spec for spec in envelope.tensors}
-        preflight(envelope, announced, self._geometry)
-        self._lifecycle.enter(envelope)
+        if self._instruments.tripwires.armed(Tripwire.PREFLIGHT):
+            announced = {spec.name: spec for spec in envelope.tensors}
+            preflight(envelope, announced, self._geometry)
+        self._entered(envelope)
 
     def execute(self, envelope: PPEnvelope, tensors: Tensors) -> Answer:
         """Generate one chunk that was admitted, or preflighted by rank0 in this process.
 
         Raises:
             LifecycleError: the envelope may not run here and now.
+            ParityError: another generator rank is about to run something else.
             LinkError: a rank of the group was lost on the way.
         """
-        self._lifecycle = self._lifecycle.enter(envelope)
-        budget = CallBudget(envelope.chunk_index, envelope.expected_generator_calls)
-        start_ns = time.perf_counter_ns()
-        with (
-            self._trace.span(f"generate {envelope.chunk_index}", track="generate"),
-            located(f"chunk {envelope.chunk_index}"),
-        ):
-            latents = self._generator.generate(envelope, tensors, budget.enter)
-        self._lifecycle = self._lifecycle.commit(budget.observed)
-        out = {LATENTS_OUT: latents.cpu()}
-        elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        chunk, faults = envelope.chunk_index, self._instruments.faults
+        faults.reach(FaultPoint.GENERATOR, chunk, self._generator)
+        envelope, tensors = faults.reach(FaultPoint.ENTERED, chunk, (envelope, tensors))
+        entered = self._entered(envelope)
+        with located(f"chunk {chunk}"):
+            self._peer_check.before(self._digest(envelope))
+            start_ns = time.perf_counter_ns()
+            budget = self._budget(envelope)
+            with self._instruments.trace.span(f"generate {chunk}", track="generate"):
+                latents = self._generator.generate(
+                    envelope, tensors, self._enter_call(budget, envelope)
+                )
+            elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
+            self._peer_check.after(chunk, elapsed_ms)
+        is_counted = self._instruments.tripwires.armed(Tripwire.CALL_BUDGET)
+        expected = envelope.expected_generator_calls
+        self._lifecycle = entered.commit(budget.observed if is_counted else expected)
+        state = torch.frombuffer(bytearray(self._digest(envelope).hash()), dtype=torch.uint8)
+        out = {LATENTS_OUT: latents.cpu(), STATE_DIGEST: state}
         result = PPResult(
             call_id=envelope.call_id,
-            chunk_index=envelope.chunk_index,
+            chunk_index=chunk,
             cache_epoch=envelope.cache_epoch,
             observed_generator_calls=budget.observed,
             tensors=specs_of(out),
             stage_ms=(("generate", elapsed_ms),),
         )
-        return result, out
+        return faults.reach(FaultPoint.RESULT, chunk, (result, out))
 
     def stop(self, envelope: PPEnvelope) -> None:
         """Accept a shutdown; what comes after it is refused."""
-        self._lifecycle = self._lifecycle.enter(envelope)
+        self._lifecycle = self._entered(envelope)
+
+    @property
+    def chunk_index(self) -> int:
+        """The last chunk that was entered; -1 before the first."""
+        return self._lifecycle.chunk_index
+
+    def _entered(self, envelope: PPEnvelope) -> Lifecycle:
+        if self._instruments.tripwires.armed(Tripwire.LIFECYCLE):
+            return self._lifecycle.enter(envelope)
+        return self._lifecycle.follow(envelope)
+
+    def _digest(self, envelope: PPEnvelope) -> ScalarDigest:
+        return ScalarDigest.of(envelope, self._generator.ring.indices)
+
+    def _budget(self, envelope: PPEnvelope) -> CallBudget:
+        is_counted = self._instruments.tripwires.armed(Tripwire.CALL_BUDGET)
+        most = envelope.expected_generator_calls if is_counted else UNCOUNTED
+        return CallBudget(envelope.chunk_index, most)
+
+    def _enter_call(self, budget: CallBudget, envelope: PPEnvelope) -> Callable[[], None]:
+        """What the generator announces every call to."""
+        faults, chunk = self._instruments.faults, envelope.chunk_index
+
+        def enter() -> None:
+            if envelope.do_kv_recompute and budget.observed == 0:
+                faults.reach(FaultPoint.RECOMPUTE, chunk, self._generator.ring)
+            for _ in range(faults.reach(FaultPoint.CALL, chunk, 1)):
+                budget.enter()
+
+        return enter
 
 
 class LocalMesh:
@@ -121,7 +176,10 @@ class RemoteMesh:
     def collect(self) -> Answer:
         envelope = self._sent.popleft()
         shape = self._geometry.latent_shape(envelope.height, envelope.width)
-        want = (TensorSpec(LATENTS_OUT, self._geometry.dtype, shape),)
+        want = (
+            TensorSpec(LATENTS_OUT, self._geometry.dtype, shape),
+            TensorSpec(STATE_DIGEST, DType.UINT8, (HASH_BYTES,)),
+        )
 
         def admit(result: PPResult) -> None:
             if result.tensors != want:
@@ -137,18 +195,21 @@ class RemoteMesh:
         self._link.flush()
 
 
-def serve_leader(worker: Worker, link: PeerLink, group: GroupLink | None) -> None:
+def serve_leader(worker: Worker, link: PeerLink, group: GroupLink | None, faults: Faults) -> None:
     """Lead a generator group until rank0 shuts it down: admit, pass on, run, answer."""
     pass_on = _keep if group is None else group.send
-    _serve(worker, link.receive_envelope, pass_on=pass_on, answer=link.send)
+    _serve(worker, link.receive_envelope, faults, pass_on=pass_on, answer=link.send)
     link.flush()
     if group is not None:
         group.flush()
 
 
-def serve_follower(worker: Worker, group: GroupLink) -> None:
+def serve_follower(
+    worker: Worker, group: GroupLink, faults: Faults, pipeline: FullPipeline | None
+) -> None:
     """Follow the leader of a generator group until it shuts down."""
-    _serve(worker, group.receive, pass_on=_keep, answer=_keep)
+    answer = _keep if pipeline is None else pipeline.remember
+    _serve(worker, group.receive, faults, pass_on=_keep, answer=answer)
 
 
 def _keep(message: PPEnvelope | PPResult, tensors: Tensors) -> None:
@@ -158,13 +219,16 @@ def _keep(message: PPEnvelope | PPResult, tensors: Tensors) -> None:
 def _serve(
     worker: Worker,
     receive: Callable[[Callable[[PPEnvelope], None]], tuple[PPEnvelope, dict[str, Tensor]]],
+    faults: Faults,
     *,
     pass_on: Callable[[PPEnvelope, Tensors], None],
     answer: Callable[[PPResult, Tensors], None],
 ) -> None:
     while True:
+        faults.reach(FaultPoint.IDLE, worker.chunk_index, None)
         envelope, tensors = receive(worker.admit)
-        pass_on(envelope, tensors)
+        with located(f"chunk {envelope.chunk_index}"):
+            pass_on(envelope, tensors)
         if envelope.kind is MessageKind.SHUTDOWN:
             worker.stop(envelope)
             return

@@ -1,7 +1,8 @@
 """One envelope in, one chunk of latents out; every step reads the plan and decides nothing.
 
-All calls of a chunk write the same window of the ring, and the indices advance once. Every call is
-announced to its budget before the model (and its collectives) is entered.
+All calls of a chunk write the same window of the ring, and the indices advance once. A recompute
+re-bases the ring: its context sits at positions 0..n-1, the chunk follows. Every call is announced
+to its budget before the model (and its collectives) is entered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +13,25 @@ import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices
-from scope_contracts.envelope import CONDITIONING_EMBEDS, LATENTS_IN, PPEnvelope
+from scope_contracts.envelope import (
+    CONDITIONING_EMBEDS,
+    CONTEXT_FRAMES_OVERRIDE,
+    LATENTS_IN,
+    PPEnvelope,
+)
 from scope_contracts.errors import OrderError
-from scope_rt.attention.backend import AttentionBackend, key_log_bias
+from scope_rt.attention.backend import AttentionBackend
+from scope_rt.attention.key_bias import KeyBias, key_bias
 from scope_rt.kv_cache.ring import RingCache, WriteWindow
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.noise import NoiseSource
+from scope_rt.models.past import Past, own_past
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
 
 
 class CallObserver(Protocol):
-    """Sees every generator call: timestep, first token, and the window it wrote."""
+    """Sees every generator call: timestep, the chunk's first token, and the window it wrote."""
 
     def __call__(self, timestep: float, start_token: int, indices: CacheIndices) -> None: ...
 
@@ -39,12 +47,36 @@ class CachedSelfAttention:
     ring: RingCache
     window: WriteWindow
     backend: AttentionBackend
-    log_bias: Tensor | None
+    bias: KeyBias | None
 
     def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
         self.ring.write(layer, self.window, k_BTHD, v_BTHD)
         k, v = self.ring.view(layer, self.window)
-        return self.backend.attend(q_BTHD, k, v, self.log_bias)
+        return self.backend.attend(q_BTHD, k, v, self.bias)
+
+
+@dataclass(slots=True, kw_only=True)
+class BlockCausalSelfAttention:
+    """Self-attention of context frames: each block of them sees itself and the blocks before.
+
+    The window starts at slot 0 of an empty ring, so that keys lie in the order of their frames.
+    """
+
+    ring: RingCache
+    window: WriteWindow
+    backend: AttentionBackend
+    block_tokens: int
+
+    def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
+        self.ring.write(layer, self.window, k_BTHD, v_BTHD)
+        k, v = self.ring.view(layer, self.window)
+        ends = [*range(self.block_tokens, q_BTHD.shape[1], self.block_tokens), q_BTHD.shape[1]]
+        blocks = q_BTHD.split(self.block_tokens, dim=1)
+        parts = [
+            self.backend.attend(q, k[:, :end], v[:, :end], None)
+            for q, end in zip(blocks, ends, strict=True)
+        ]
+        return torch.cat(parts, dim=1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +89,9 @@ class ChunkGenerator:
     backend: AttentionBackend
     noise: NoiseSource
     observe: CallObserver = ignore_calls
+    past: Past = own_past
+    _origin_frame: int = 0
+    """The latent frame of the epoch that sits at the ring's position 0."""
     _text: Sequence[TextKV] = ()
     _modulations: dict[float, Modulation] = field(default_factory=dict)
 
@@ -69,8 +104,9 @@ class ChunkGenerator:
     ) -> Tensor:
         """The chunk's latents `[B, F, C, H/8, W/8]`, in the dtype of `latents_in`.
 
-        `tensors` hold `latents_in`, and `conditioning_embeds` where `reset_crossattn_cache` is set.
-        `enter_call` is called before every generator call and refuses one that was not planned.
+        `tensors` hold `latents_in`, `conditioning_embeds` where `reset_crossattn_cache` is set and
+        `context_frames_override` where `do_kv_recompute` is. `enter_call` is called before every
+        generator call and refuses one that was not planned.
 
         Raises:
             CacheError: the chunk does not continue the ring.
@@ -79,13 +115,18 @@ class ChunkGenerator:
         """
         if envelope.reset_kv_cache:
             self.ring.reset()
+            self._origin_frame = 0
         if envelope.reset_crossattn_cache:
             self._text = self.model.text_kv(self._on_device(tensors[CONDITIONING_EMBEDS])[:, None])
         if not self._text:
             raise OrderError(f"chunk {envelope.chunk_index}: no conditioning_embeds so far")
         x = self._on_device(tensors[LATENTS_IN])
-        num_frames, start = x.shape[1], envelope.current_start_frame
-        grid = (x.shape[3] // 2, x.shape[4] // 2)
+        num_frames, grid = x.shape[1], (x.shape[3] // 2, x.shape[4] // 2)
+        if envelope.do_kv_recompute:
+            context = self._on_device(tensors[CONTEXT_FRAMES_OVERRIDE])
+            self._recompute(context, num_frames, enter_call)
+            self._origin_frame = envelope.current_start_frame - context.shape[1]
+        start = envelope.current_start_frame - self._origin_frame
         window = self.ring.window(start_frame=start, num_frames=num_frames)
         rope = self._rope(range(start, start + num_frames), grid)
         biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias)
@@ -98,16 +139,34 @@ class ChunkGenerator:
                 x = (1 - sigma) * x0 + sigma * self._renoise(envelope, index + 1, x0)
         if envelope.clean_pass:
             plain = self._attention(window, num_frames, 1.0)
-            self._call(x0, 0.0, rope, plain, enter_call, start)
+            past = self._on_device(self.past(envelope.chunk_index, x0))
+            self._call(past, 0.0, rope, plain, enter_call, start)
         self.ring.commit(window)
         return x0
+
+    def _recompute(
+        self, context_BFCHW: Tensor, block_frames: int, enter_call: Callable[[], None]
+    ) -> None:
+        """Rebuild the ring from clean latents, under the text in effect: one call at t=0."""
+        _, num_frames, _, height, width = context_BFCHW.shape
+        self.ring.reset()
+        window = self.ring.window(start_frame=0, num_frames=num_frames)
+        attend = BlockCausalSelfAttention(
+            ring=self.ring,
+            window=window,
+            backend=self.backend,
+            block_tokens=block_frames * self.ring.spec.frame_tokens,
+        )
+        rope = self._rope(range(num_frames), (height // 2, width // 2))
+        self._call(context_BFCHW, 0.0, rope, attend, enter_call, num_frames)
+        self.ring.commit(window)
 
     def _call(
         self,
         x: Tensor,
         timestep: float,
         rope: Tensor,
-        attend: CachedSelfAttention,
+        attend: CachedSelfAttention | BlockCausalSelfAttention,
         enter_call: Callable[[], None],
         start_frame: int,
     ) -> Tensor:
@@ -127,15 +186,14 @@ class ChunkGenerator:
         return self._modulations[timestep]
 
     def _attention(self, window: WriteWindow, num_frames: int, bias: float) -> CachedSelfAttention:
-        log_bias = key_log_bias(
+        bias_of_keys = key_bias(
             window.frames_in_view,
             num_current=num_frames,
             frame_tokens=self.ring.spec.frame_tokens,
             bias=bias,
-            device=self.ring.k.device,
         )
         return CachedSelfAttention(
-            ring=self.ring, window=window, backend=self.backend, log_bias=log_bias
+            ring=self.ring, window=window, backend=self.backend, bias=bias_of_keys
         )
 
     def _rope(self, frames: range, grid: tuple[int, int]) -> Tensor:

@@ -25,6 +25,7 @@ from scope_contracts.geometry import ChunkGeometry
 from scope_rt.collectives import Collectives
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
+from scope_rt.models.fingerprint import checksum
 from scope_rt.models.original_names import to_diffusers
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree, shard
@@ -85,6 +86,10 @@ class ModelFolder:
         """This rank's slices of the DiT, ready for inference."""
         return build_transformer(self.config, self._weights(), group, dtype=dtype, device=device)
 
+    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
+        """The checksum of every whole weight, in the dtype of use."""
+        return {name: checksum(weight.to(dtype)) for name, weight in self._weights().items()}
+
     def codec(self) -> VideoCodec:
         return _part(self.path / "vae", CODECS)
 
@@ -102,7 +107,7 @@ class ModelFolder:
             text_len=text.text_len,
             text_dim=self.config.text_dim,
             dtype=NAMES[dtype],
-            context_frames=self.recipe.window_frames,
+            context_frames=self.recipe.context_frames,
         )
 
     def _weights(self) -> dict[str, Tensor]:

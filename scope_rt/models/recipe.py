@@ -18,6 +18,8 @@ class CacheUpkeep(StrEnum):
 
     CLEAN_PASS = "clean_pass"
     """After the steps, one call at t=0 rewrites the window (Self-Forcing, LongLive)."""
+    RECOMPUTE = "recompute"
+    """Before the steps, one call at t=0 over context frames rebuilds the cache (Krea)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,10 @@ class Recipe:
     default_height: int
     default_width: int
     cache_upkeep: CacheUpkeep = CacheUpkeep.CLEAN_PASS
+    kv_cache_num_frames: int = 0
+    """Context of a recompute; 0 for a model that keeps its cache by clean passes."""
+    warp_steps: bool = True
+    """Whether the schedule warps the nominal steps before the model is fed them."""
 
     @property
     def schedule(self) -> FlowSchedule:
@@ -42,11 +48,22 @@ class Recipe:
     @property
     def timesteps(self) -> tuple[float, ...]:
         """The steps as the model is fed them, 0..1000."""
-        return self.schedule.warp(self.denoising_steps)
+        return self.schedule.warp(self.denoising_steps) if self.warp_steps else self.denoising_steps
 
     @property
     def clean_pass(self) -> bool:
         return self.cache_upkeep is CacheUpkeep.CLEAN_PASS
+
+    @property
+    def context_frames(self) -> int:
+        """Latent frames from which a cache can be rebuilt.
+
+        A model that keeps its cache by clean passes needs that only after ranks were lost; then
+        it is given all frames that a chunk sees beside itself.
+        """
+        if self.clean_pass:
+            return self.sink_frames + self.window_frames - self.frames_per_block
+        return self.kv_cache_num_frames
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
@@ -84,8 +101,22 @@ class Recipe:
                 f"window_frames is {self.window_frames}, want at least frames_per_block, "
                 f"which is {self.frames_per_block}"
             )
+        if not self.clean_pass:
+            self._check_recompute()
+        elif self.kv_cache_num_frames != 0:
+            raise ValueError("kv_cache_num_frames belongs to cache_upkeep recompute; set it to 0")
         if self.sink_frames < 0 or self.fps < 1 or self.shift <= 0:
             raise ValueError("sink_frames must be at least 0, fps at least 1, shift above 0")
+
+    def _check_recompute(self) -> None:
+        most = self.window_frames - self.frames_per_block
+        if not 1 <= self.kv_cache_num_frames <= most:
+            raise ValueError(
+                f"kv_cache_num_frames is {self.kv_cache_num_frames}, want 1 to {most}: context and "
+                "chunk share the window"
+            )
+        if self.sink_frames:
+            raise ValueError("sink_frames must be 0 with cache_upkeep recompute: its anchor is one")
 
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2, sort_keys=True)

@@ -49,6 +49,11 @@ def shard(weights: Mapping[str, Tensor], group: Collectives) -> dict[str, Tensor
     return {name: _slice(name, weight, group) for name, weight in weights.items()}
 
 
+def is_sharded(name: str) -> bool:
+    """Whether each rank holds a part of the weight `name` only."""
+    return name.endswith(tuple(SHARD_AXIS))
+
+
 def _slice(name: str, weight: Tensor, group: Collectives) -> Tensor:
     for ending, axis in SHARD_AXIS.items():
         if name.endswith(ending):

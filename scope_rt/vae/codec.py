@@ -3,6 +3,7 @@
 Chunked use equals whole use: feeding a video in pieces gives the same bits as feeding it at once.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +18,14 @@ class StreamingDecoder(Protocol):
 
     def reset(self) -> None:
         """Forget the past: the next latent is the first of an epoch."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """The memory, by name; its tensors are never changed in place."""
+        ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take the memory that `state` gave."""
         ...
 
 

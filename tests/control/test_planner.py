@@ -1,10 +1,12 @@
 """Plans follow from the position and what was asked for, and nothing else."""
 
-import torch
+from dataclasses import replace
+
+import pytest
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.lifecycle import Lifecycle
-from scope_rt.control.inbox import Conditioning, ControlInbox, Directive, ScheduledDirective
+from scope_rt.config import RECOMPUTE_NEVER
 from scope_rt.control.planner import Planner, StreamSettings
 from tests.tiny_folder import RECIPE
 
@@ -44,22 +46,40 @@ def test_every_plan_is_legal_for_a_worker() -> None:
     assert lifecycle.cache_epoch == 6
 
 
-def conditioning(prompt: str) -> Conditioning:
-    return Conditioning(prompt, torch.zeros(1))
+def test_after_a_restart_the_cache_is_rebuilt_once_and_the_text_sent_again() -> None:
+    envelope, position = planner().next(hard_cut=False, new_text=True)
+    envelope, position = replace(position, holds_cache=False).next(hard_cut=False, new_text=False)
+    assert envelope.do_kv_recompute
+    assert envelope.reset_crossattn_cache
+    assert envelope.clean_pass
+    assert envelope.expected_generator_calls == len(RECIPE.timesteps) + 2
+    envelope, _ = position.next(hard_cut=False, new_text=False)
+    assert not envelope.do_kv_recompute
+    assert not envelope.reset_crossattn_cache
 
 
-def test_of_two_prompts_the_later_wins_and_a_cut_is_never_lost() -> None:
-    inbox = ControlInbox()
-    inbox.post(Directive(conditioning=conditioning("a")))
-    inbox.post(Directive(hard_cut=True))
-    inbox.post(Directive(conditioning=conditioning("b")))
-    taken = inbox.take(0)
-    assert taken.conditioning is not None
-    assert (taken.conditioning.prompt, taken.hard_cut) == ("b", True)
-    assert inbox.take(1) == Directive()
+def test_a_cut_needs_no_lost_cache() -> None:
+    _, position = planner().next(hard_cut=False, new_text=True)
+    envelope, _ = replace(position, holds_cache=False).next(hard_cut=True, new_text=False)
+    assert envelope.init_cache
+    assert not envelope.do_kv_recompute
 
 
-def test_a_scheduled_directive_waits_for_its_chunk() -> None:
-    inbox = ControlInbox()
-    inbox.schedule([ScheduledDirective(chunk_index=2, directive=Directive(hard_cut=True))])
-    assert [inbox.take(index).hard_cut for index in range(4)] == [False, False, True, False]
+@pytest.mark.parametrize(
+    ("every", "seen"),
+    [(1, [0, 1, 1, 0, 1, 1]), (2, [0, 0, 1, 0, 0, 1]), (RECOMPUTE_NEVER, [0] * 6)],
+)
+def test_recompute_comes_every_so_many_chunks_of_an_epoch(every: int, seen: list[int]) -> None:
+    position = planner()
+    position = replace(position, settings=replace(position.settings, recompute_every=every))
+    bits = []
+    for index in range(6):
+        envelope, position = position.next(hard_cut=index == 3, new_text=False)
+        bits.append(int(envelope.do_kv_recompute))
+    assert bits == seen
+
+
+def test_the_bias_of_a_transition_is_the_plan_s_for_one_chunk() -> None:
+    envelope, position = planner().next(hard_cut=False, new_text=True, bias=0.25)
+    assert envelope.kv_cache_attention_bias == 0.25
+    assert position.next(hard_cut=False, new_text=False)[0].kv_cache_attention_bias == 1.0

@@ -10,7 +10,7 @@ import torch
 
 from scope_contracts.errors import UserInputError
 from scope_rt.config import RuntimeConfig
-from scope_rt.control.controller import Chunk
+from scope_rt.control.chunk import Chunk
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.tiny_folder import RECIPE, write_tiny_folder

@@ -31,9 +31,10 @@ class FullAttention:
         )
         out = torch.empty_like(q_BTHD)
         for row in range(len(frame)):
-            bias = torch.where(visible[row], 0.0, float("-inf"))
-            query = q_BTHD[:, row : row + 1]
-            out[:, row : row + 1] = DenseReference().attend(query, k_BTHD, v_BTHD, bias)
+            seen, query = visible[row], q_BTHD[:, row : row + 1]
+            out[:, row : row + 1] = DenseReference().attend(
+                query, k_BTHD[:, seen], v_BTHD[:, seen], None
+            )
         return out
 
 

@@ -10,21 +10,35 @@ from torch import Tensor
 
 from scope_contracts.envelope import PlanId
 from scope_rt.config import RuntimeConfig
-from scope_rt.mesh.process_group import build_groups, join_world
+from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.mesh.process_group import join_world
 from scope_rt.mesh.topology import Topology
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.streaming.trace import TraceRecorder
 from scope_rt.vae.tiny import TinyStreamingDecoder
-from scope_runners.parity import Recording, replay
+from scope_runners.parity import replay
+from scope_runners.reference_rollout import Recording
 from tests.multiprocess.ranks import Ranks
+from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 
-PLANS = [("single", 1), ("pp0", 1), ("tp_v1_1", 2), ("pp0", 2), ("pp1", 2), ("tp_v1_1", 4)]
+PLANS = [
+    ("single", 1),
+    ("pp0", 1),
+    ("tp_v0", 2),
+    ("tp_v1_1", 2),
+    ("pp0", 2),
+    ("pp1", 2),
+    ("tp_v1_1", 4),
+]
 """Plan and TP degree."""
 NUM_CHUNKS = 7
+SOFT = TransitionSpec(num_chunks=3, method=Interpolation.SLERP, bias_floor=0.4)
 EVENTS = (
-    ScheduledEvent(chunk_index=2, prompt="a blue square, fast, on gray"),
+    ScheduledEvent(chunk_index=1, prompt="a blue square, fast, on gray", transition=SOFT),
+    ScheduledEvent(chunk_index=4, recompute=True),
     ScheduledEvent(chunk_index=5, prompt="a white triangle", hard_cut=True),
 )
+CUT = ScheduledEvent(chunk_index=3, hard_cut=True)
 RECORDING = Path(__file__).parents[1] / "parity" / "win6.safetensors"
 
 
@@ -59,6 +73,7 @@ def streams(ranks: Ranks, folder: Path) -> dict[tuple[str, int], list[dict[str, 
     ("plan", "same_as"),
     [
         (("pp0", 1), ("single", 1)),
+        (("tp_v0", 2), ("tp_v1_1", 2)),
         (("pp0", 2), ("tp_v1_1", 2)),
         (("pp1", 2), ("tp_v1_1", 2)),
     ],
@@ -82,12 +97,60 @@ def test_another_tp_degree_moves_latents_by_rounding_only(
         assert mine["sha256"] != alone["sha256"], "was this really another degree?"
 
 
+@pytest.fixture(scope="module")
+def krea_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("krea"), KREA_RECIPE)
+
+
+def recomputed_stream(
+    folder: Path, plan: str, tp: int, mode: str
+) -> list[tuple[str, bool, int, bytes]]:
+    with StreamSession(folder, plan=plan, tp=tp, seed=11, recompute=mode) as session:
+        chunks = session.stream("a red circle", num_chunks=6, schedule=[CUT])
+        return [
+            (c.latents_sha256, c.recomputed, c.generator_calls, c.frames.tobytes()) for c in chunks
+        ]
+
+
+@pytest.mark.parametrize("mode", ["r0a", "r0", "r1"])
+def test_a_recompute_model_streams_alike_in_every_plan(
+    ranks: Ranks, krea_folder: Path, mode: str
+) -> None:
+    def run(plan: str, tp: int) -> list[tuple[str, bool, int, bytes]]:
+        world = tp + plan.startswith("pp")
+        job = {"folder": krea_folder, "plan": plan, "tp": tp, "mode": mode}
+        chunks: list[tuple[str, bool, int, bytes]]
+        chunks = ranks.results(world, recomputed_stream, **job)[0]
+        return chunks
+
+    alone = run("single", 1)
+    bits = [False, True, True, False, True, True]
+    assert [recomputed for _, recomputed, _, _ in alone] == (bits if mode != "r1" else [False] * 6)
+    steps = len(KREA_RECIPE.denoising_steps)
+    assert [calls for *_, calls, _ in alone] == [steps + recomputed for _, recomputed, *_ in alone]
+    assert run("pp0", 1) == alone
+    assert run("pp1", 1) == alone
+    shared = run("tp_v1_1", 2)
+    assert run("tp_v0", 2) == shared
+    assert run("pp1", 2) == shared
+
+
+def test_the_three_recompute_modes_are_three_streams(ranks: Ranks, krea_folder: Path) -> None:
+    last = [
+        ranks.results(1, recomputed_stream, folder=krea_folder, plan="single", tp=1, mode=mode)[0][
+            2
+        ]
+        for mode in ("r0a", "r0", "r1")
+    ]
+    assert len({sha256 for sha256, *_ in last}) == 3
+
+
 def parity_difference(tp: int) -> float:
     """The recorded rollout on this rank's share of the heads."""
     config = RuntimeConfig.from_environment()
-    join_world(config)
+    world = join_world(config)
     topology = Topology(plan_id=PlanId.TP_V1_1, tp_degree=tp)
-    groups = build_groups(config, topology)
+    groups = world.build_groups(topology)
     report = replay(Recording(RECORDING), groups.sums)
     assert report.trace_matches
     return report.max_abs_diff

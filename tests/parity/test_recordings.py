@@ -1,4 +1,4 @@
-"""Recorded rollouts of Self-Forcing come out again, with the same cache indices."""
+"""Recorded rollouts of Self-Forcing and Krea come out again, with the same cache indices."""
 
 import json
 import shutil
@@ -8,16 +8,33 @@ import pytest
 from safetensors.torch import load_file
 
 from scope_rt.models.original_names import diffusers_name, to_diffusers
-from scope_runners.parity import Recording, main, replay
+from scope_runners.parity import main, replay
+from scope_runners.reference_rollout import Recording
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("name", ["win6", "global"])
+@pytest.mark.parametrize("name", ["win6", "global", "krea"])
 def test_rollout_equals_the_recording(name: str) -> None:
     report = replay(Recording(HERE / f"{name}.safetensors"))
     assert report.trace_matches
     assert report.max_abs_diff <= 2e-5
+    assert report.passed
+
+
+def test_recompute_consumes_the_recorded_context_and_leaves_the_recorded_cache() -> None:
+    report = replay(Recording(HERE / "krea.safetensors"))
+    assert 0 < report.context_diff <= 2e-5
+    assert 0 < report.cache_diff <= 2e-5
+
+
+def test_a_skipped_recompute_or_anchor_misses_the_recording() -> None:
+    recording = Recording(HERE / "krea.safetensors")
+    recording.tensors["anchors"] = recording.tensors["anchors"].roll(1, 0)
+    assert replay(recording).max_abs_diff > 1e-3
+    recording = Recording(HERE / "krea.safetensors")
+    del recording.sizes["kv_cache_num_frames"]
+    assert not replay(recording).passed
 
 
 @pytest.mark.parametrize(("key", "value"), [("local_attn", 9), ("sink", 3), ("shift", 3.0)])

@@ -6,14 +6,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from scope_runners import launcher
+from scope_runners.launcher import Attempt, FileWatch, Restarts
+from scope_runners.zygote import TERMINATE_S, Event, RankEnded, RankStarted
 
-BOUND_S = launcher.LINGER_S + launcher.TERMINATE_S + 2
+BOUND_S = launcher.LINGER_S + TERMINATE_S + 2
 SCRIPT = '''
 import os, pathlib, signal, sys, time
 
@@ -24,19 +26,28 @@ def note_and_leave(signum, frame):
     note(signal.Signals(signum).name)
     sys.exit(100)
 
+with open("imports", "a") as imports:
+    imports.write("x")
+
 def main(argv):
-    """Each rank obeys the word at its place."""
-    word = argv[int(os.environ["RANK"])]
+    """Each rank obeys the word at its place; of "a/b", the second from the second attempt on."""
+    words = argv[int(os.environ["RANK"])].split("/")
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    word = os.environ.get("WORD", words[min(attempt, len(words) - 1)])
     if word == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if word == "orderly":
         signal.signal(signal.SIGTERM, note_and_leave)
         signal.signal(signal.SIGINT, note_and_leave)
-    note("started")
-    while len(list(pathlib.Path(".").glob("*.started"))) < int(os.environ["WORLD_SIZE"]):
+    note(f"{attempt}.started")
+    while len(list(pathlib.Path(".").glob(f"*.{attempt}.started"))) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.01)
     if word == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if word == "last":
+        return 1 if attempt < int(os.environ["TORCHELASTIC_MAX_RESTARTS"]) else 77
+    if word == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if word == "late":
         time.sleep(0.5)
         note("spoke")
@@ -60,6 +71,13 @@ def launch(*words: str) -> tuple[int, float]:
     start_s = time.monotonic()
     code = launcher.launch("obey", words, num_ranks=len(words))
     return code, time.monotonic() - start_s
+
+
+def launch_again(*words: str, most: int = 3, progress: Sequence[bool] = ()) -> int:
+    """Like `launch`, with restarts; `progress` is what each of them brought."""
+    steps = iter(progress)
+    restarts = Restarts(most=most, made_progress=lambda: next(steps, False))
+    return launcher.launch("obey", words, num_ranks=len(words), restarts=restarts)
 
 
 def is_running(pid_file: Path) -> bool:
@@ -117,7 +135,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(folder: Path) -> None:
     code, elapsed_s = launch("deaf")
     timer.join()
     assert code == 128 + signal.SIGKILL
-    assert elapsed_s < launcher.TERMINATE_S
+    assert elapsed_s < TERMINATE_S
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGHUP])
@@ -131,6 +149,101 @@ def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> 
     notes = list(folder.glob("*.started"))
     assert wait_for(lambda: not any(map(is_running, notes)), seconds=BOUND_S)
     assert (folder / "rank0.SIGTERM").exists()
+
+
+def test_a_lost_rank_makes_all_start_again_and_a_stopped_peer_does_not_outlive_it(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_again("sleep/0", "die/0", "stop/0") == 0
+    assert not any(is_running(note) for note in folder.glob("*.started"))
+    said = "scope-rt: rank 1 ended by SIGKILL; starting again (1 of 3)\n"
+    assert capfd.readouterr().err == said
+    assert (folder / "imports").read_text() == "x", "a restart imports nothing again"
+
+
+def test_a_group_is_given_up_when_starts_bring_no_progress(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_again("7", most=2, progress=[False, True, False, False]) == 7
+    assert len(list(folder.glob("*.started"))) == 4
+    assert capfd.readouterr().err.splitlines() == [
+        "scope-rt: rank 0 failed; starting again (1 of 2)",
+        "scope-rt: rank 0 failed; starting again (1 of 2)",
+        "scope-rt: rank 0 failed; starting again (2 of 2)",
+        "scope-rt: rank 0 failed; 2 starts brought the stream no further",
+    ]
+
+
+def test_a_rank_knows_whether_another_attempt_follows(folder: Path) -> None:
+    assert launch_again("last", most=2) == 77
+    assert len(list(folder.glob("*.started"))) == 3
+    assert launch("last")[0] == 77
+
+
+def test_a_file_that_was_written_anew_is_progress_and_one_that_is_gone_is_not(
+    tmp_path: Path,
+) -> None:
+    file, new = tmp_path / "checkpoint", tmp_path / "new"
+    watch = FileWatch(file)
+    seen = [watch.has_changed()]
+    for text in ("a", "a"):
+        new.write_text(text)
+        new.replace(file)
+        seen += [watch.has_changed(), watch.has_changed()]
+    file.unlink()
+    assert [*seen, watch.has_changed()] == [False, True, False, True, False, False]
+
+
+@pytest.mark.parametrize(("words", "code"), [(("2",), 2), (("130",), 130), (("0", "late"), 9)])
+def test_bad_input_obeyed_signals_and_a_finished_rank0_end_it_for_good(
+    folder: Path, words: tuple[str, ...], code: int
+) -> None:
+    assert launch_again(*words) == code
+    assert len(list(folder.glob("*.started"))) == len(words)
+
+
+def test_ctrl_c_is_no_reason_to_start_again(folder: Path) -> None:
+    timer = signal_when_started(folder, signal.SIGINT, num_ranks=2)
+    assert launch_again("orderly", "orderly") == 100
+    timer.join()
+    assert len(list(folder.glob("*.started"))) == 2
+
+
+def test_the_next_attempt_may_run_on_fewer_ranks_with_other_variables(folder: Path) -> None:
+    attempts = [
+        Attempt(argv=["sleep", "sleep", "die"], num_ranks=3),
+        Attempt(argv=["0", "die"], num_ranks=2, environ_of=lambda rank: {"WORD": "0"}),
+    ]
+    events: list[tuple[int, Event]] = []
+    code = launcher.launch_attempts(
+        "obey",
+        lambda number: attempts[number],
+        restarts=Restarts(most=1),
+        on_event=lambda number, event: events.append((number, event)),
+    )
+    assert code == 0
+    assert sorted(note.name for note in folder.glob("*.1.started")) == [
+        "rank0.1.started",
+        "rank1.1.started",
+    ]
+    ended = {(number, e.rank, e.code) for number, e in events if isinstance(e, RankEnded)}
+    assert ended == {(0, 0, -9), (0, 1, -9), (0, 2, -9), (1, 0, 0), (1, 1, 0)}
+    started = [(number, e.rank) for number, e in events if isinstance(e, RankStarted)]
+    assert started == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+
+def test_the_ranks_of_a_lost_zygote_are_ended_and_started_again(folder: Path) -> None:
+    def kill_zygote() -> None:
+        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 2, seconds=20)
+        rank0 = next(folder.glob("rank0.*")).read_text()
+        stat = Path("/proc", rank0, "stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_zygote)
+    thread.start()
+    assert launch_again("sleep/0", "deaf/0") == 0
+    thread.join()
+    assert not any(is_running(note) for note in folder.glob("*.started"))
 
 
 def signal_when_started(

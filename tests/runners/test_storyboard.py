@@ -2,26 +2,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
-from scope_rt.control.controller import Chunk
 from scope_rt.session import ScheduledEvent
 from scope_runners import storyboard
 from scope_runners.job import Timeline
 from scope_runners.storyboard import Storyboard
+from scope_runners.summary import ChunkRecord
 
 
-def chunk(index: int, *, epoch: int, prompt: str) -> Chunk:
-    frames = np.zeros((12, 16, 16, 3), np.uint8)
-    return Chunk(
+def chunk(index: int, *, epoch: int, prompt: str) -> ChunkRecord:
+    return ChunkRecord(
         chunk_index=index,
         cache_epoch=epoch,
         prompt=prompt,
-        frames=frames,
-        latents=torch.empty(0),
         latents_sha256="",
+        frames=12,
         generator_calls=5,
+        recomputed=False,
+        kv_cache_attention_bias=1.0,
         stage_ms={},
     )
 
@@ -34,7 +33,8 @@ def test_a_long_stream_keeps_its_ends_its_changes_and_few_others(
     board = Storyboard(timeline, fps=16)
     for index in range(1000):
         late = index >= 501
-        board.add(chunk(index, epoch=int(late), prompt="b" if late else "a"))
+        picture = np.zeros((16, 16, 3), np.uint8) if board.keeps(index) else None
+        board.add(chunk(index, epoch=int(late), prompt="b" if late else "a"), picture)
     drawn: list[str] = []
 
     def draw(frames: list[NDArray[np.uint8]], labels: list[str], path: Path) -> None:

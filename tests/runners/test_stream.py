@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from scope_contracts.errors import PeerLostError
-from scope_rt.control.controller import Chunk
+from scope_rt.control.chunk import Chunk
 from scope_rt.session import StreamSession
 from scope_runners import stream
 from scope_runners.main import main

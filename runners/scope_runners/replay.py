@@ -1,0 +1,301 @@
+"""`scope-rt replay`: a recording is run again from what was asked for, and must come out the same.
+
+Bit for bit at the recorded TP degree, whatever the plan. Within 1e-4 in fp32 at another, where sums
+are taken in another order. There each chunk is given the recorded past: a stream feeds on its
+own result and rounding would grow. The replay is itself recorded; two files are compared.
+"""
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from scope_contracts.errors import FieldError, ScopeError, UserInputError, mismatch
+from scope_contracts.recording import Control, Opened
+from scope_contracts.recording_file import RecordingReader
+from scope_contracts.tensor_spec import DType
+from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
+from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
+from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.mesh.topology import Topology, plan_named
+from scope_rt.models.loading import ModelFolder
+from scope_rt.models.past import own_past
+from scope_rt.models.recipe import Recipe
+from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.tensors import TORCH_DTYPES
+from scope_runners.launcher import launch
+from scope_runners.main import FAILED, guarded
+from scope_runners.progress import progress_bar
+from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
+from scope_runners.replay_report import compare, table
+from scope_runners.request import CommandParser, positive
+
+TOLERANCE = 1e-4
+"""What another order of sums may move in fp32, at another TP degree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayJob:
+    """A recording, and how it is run again."""
+
+    recording: Path
+    stream: RecordedStream
+    events: tuple[ScheduledEvent, ...]
+    model: str
+    recipe: Recipe
+    topology: Topology
+    num_chunks: int
+    tolerance: float
+    """0 wants equal bits."""
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `scope-rt replay`."""
+    add = parser.add_argument
+    add("recording", type=Path, metavar="FILE", help="what --record wrote")
+    add("--plan", type=plan_named, help="another plan than the recorded one")
+    add("--tp", type=positive, help="another TP degree than the recorded one")
+    add("--model", metavar="FOLDER", help="where the recorded model lies now")
+    add(
+        "--tolerance",
+        type=_tolerance,
+        metavar="DIFF",
+        help=f"largest difference allowed (default 0 at the recorded TP degree, else {TOLERANCE})",
+    )
+    add("--record", type=Path, metavar="FILE", help="keep the replay's own recording")
+    add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _tolerance(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no difference; give 0 or more, such as 1e-3")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Replay as one rank, or start the ranks; returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+
+    def run_as_rank() -> int:
+        rank = RuntimeConfig.from_environment().rank
+        return guarded(run, speaker=f"rank {rank}" if rank else "scope-rt")
+
+    def run() -> int:
+        parser = CommandParser(prog="scope-rt replay", description=__doc__)
+        add_replay_arguments(parser)
+        return run_replay(parser.parse_args(arguments), arguments)
+
+    return guarded(run_as_rank)
+
+
+def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Run this process's part of a replay, or start the ranks it needs with `argv`.
+
+    Raises:
+        UserInputError: the recording cannot be replayed so; the sentence says what to change.
+        ScopeError: the replay failed.
+    """
+    job = prepare(namespace)
+    config = RuntimeConfig.from_environment()
+    if not config.launched and job.topology.world_size > 1:
+        ranks, num_gpus = job.topology.world_size, torch.cuda.device_count()
+        if 0 < num_gpus < ranks:
+            raise UserInputError(
+                f"the replay needs {ranks} GPUs, this machine has {num_gpus}; "
+                "set CUDA_VISIBLE_DEVICES= to use the CPU"
+            )
+        return launch("scope_runners.replay", argv, num_ranks=ranks, threads=namespace.threads)
+    torch.set_num_threads(namespace.threads)
+    job.topology.check_world_size(config.world_size)
+    if config.rank != 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _run_again(job, config, record=None, show=False)
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with TemporaryDirectory(prefix="scope-replay-") as folder:
+        record = namespace.record or Path(folder) / "replay.scope"
+        if record.exists() and record.samefile(job.recording):
+            raise UserInputError("--record names the recording itself; choose another file")
+        _run_again(job, config, record=record, show=not namespace.json)
+        report = compare(
+            job.stream,
+            job.recording,
+            record,
+            num_chunks=job.num_chunks,
+            tolerance=job.tolerance,
+        )
+    print(json.dumps(asdict(report), indent=2) if namespace.json else table(report), flush=True)
+    if job.stream.damage is not None:
+        raise job.stream.damage
+    return 0 if report.passed else FAILED
+
+
+def prepare(namespace: argparse.Namespace) -> ReplayJob:
+    """Read a recording and check that it can be run again here.
+
+    Raises:
+        UserInputError: it cannot; the sentence says what to change.
+        ContractError: the file is no recording.
+    """
+    with open_recording(namespace.recording) as file:
+        stream, _ = read_stream(RecordingReader(file))
+    opened = stream.opened
+    given = opened.model if namespace.model is None else namespace.model
+    model = ModelFolder.open(given)
+    if (fingerprint := model.fingerprint()) != opened.model_fingerprint:
+        raise UserInputError(
+            f"model {given!r} is {fingerprint[:12]}, recorded was {opened.model_fingerprint[:12]}; "
+            "name the recorded one with --model"
+        )
+    topology = Topology(
+        plan_id=opened.plan_id if namespace.plan is None else namespace.plan,
+        tp_degree=opened.tp_degree if namespace.tp is None else namespace.tp,
+    )
+    num_chunks = _num_replayable(stream)
+    if num_chunks == 0:
+        raise UserInputError(
+            f"{namespace.recording} has no finished chunk from the stream's beginning on; there is "
+            "nothing to compare"
+        )
+    same_degree = {opening.tp_degree for opening in stream.openings} == {topology.tp_degree}
+    if not same_degree and opened.dtype is not DType.FLOAT32:
+        raise UserInputError(
+            f"the recording is in {opened.dtype}, where TP degrees differ by more than a bar can "
+            f"tell; replay it with --tp {opened.tp_degree}"
+        )
+    bar = 0.0 if same_degree else TOLERANCE
+    return ReplayJob(
+        recording=namespace.recording,
+        stream=stream,
+        events=events(stream),
+        model=given,
+        recipe=model.recipe,
+        topology=topology,
+        num_chunks=num_chunks,
+        tolerance=bar if namespace.tolerance is None else namespace.tolerance,
+    )
+
+
+def events(stream: RecordedStream) -> tuple[ScheduledEvent, ...]:
+    """What was asked for, and what a restart did in its place, at the recorded chunks.
+
+    Raises:
+        FieldError: a transition that no version of this package makes.
+    """
+    asked = [_event(control) for control in stream.controls]
+    for restart in stream.restarts:
+        envelope = stream.envelopes.get(restart.chunk_index)
+        if envelope is not None:
+            asked.append(
+                ScheduledEvent(
+                    chunk_index=envelope.chunk_index,
+                    hard_cut=envelope.init_cache,
+                    recompute=envelope.do_kv_recompute,
+                )
+            )
+    return tuple(asked)
+
+
+def _run_again(job: ReplayJob, config: RuntimeConfig, *, record: Path | None, show: bool) -> None:
+    """One rank's part of the stream, from its beginning to the last chunk to compare."""
+    opened = job.stream.opened
+    mode, every = _recompute(opened, job.recipe)
+    session = StreamSession(
+        job.model,
+        plan=job.topology.plan_id,
+        tp=job.topology.tp_degree,
+        seed=opened.base_seed,
+        height=opened.height,
+        width=opened.width,
+        dtype=TORCH_DTYPES[opened.dtype],
+        kv_cache_attention_bias=opened.kv_cache_attention_bias,
+        recompute=mode,
+        record=record,
+        past=RecordedPast(job.recording) if job.tolerance else own_past,
+        config=replace(config, kv_bias_backend=opened.backend, kv_cache_recompute_every=every),
+    )
+    prompts = [event.prompt for event in job.events if event.chunk_index == 0 and event.prompt]
+    with session:
+        chunks = session.stream(
+            prompts[-1] if prompts else "",
+            num_chunks=job.num_chunks,
+            schedule=[event for event in job.events if event.chunk_index > 0],
+        )
+        num_frames = sum(finished.num_frames for finished in job.stream.finished.values())
+        with progress_bar(num_frames, enabled=show) as advance:
+            for chunk in chunks:
+                advance(chunk)
+    if session.recording_failure is not None:
+        raise ScopeError(session.recording_failure)
+
+
+class RecordedPast:
+    """Tells later chunks what was recorded of a chunk, so that rounding cannot grow."""
+
+    def __init__(self, recording: Path) -> None:
+        self._reader = RecordingReader(open_recording(recording))
+        self._stream, self._places = read_stream(self._reader)
+
+    def __call__(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
+        if chunk_index not in self._places:
+            return latents_BFCHW  # dropped by a cut: nothing after it sees it
+        spec = self._stream.finished[chunk_index].latents
+        raw = bytearray(self._reader.blob(self._places[chunk_index]))
+        recorded = torch.frombuffer(raw, dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape)
+        return recorded.view_as(latents_BFCHW).to(latents_BFCHW)
+
+
+def _recompute(opened: Opened, recipe: Recipe) -> tuple[str | None, int | None]:
+    """The arguments that choose what was in effect."""
+    if recipe.clean_pass:
+        return None, None
+    if opened.kv_cache_recompute_every == RECOMPUTE_NEVER:
+        return RecomputeMode.R1, None
+    is_latent = opened.recompute_anchor == RecomputeAnchor.LATENT
+    mode = RecomputeMode.R0 if is_latent else RecomputeMode.R0A
+    return mode, opened.kv_cache_recompute_every
+
+
+def _event(control: Control) -> ScheduledEvent:
+    transition = None
+    if control.transition_num_chunks:
+        try:
+            method = Interpolation(control.transition_method)
+        except ValueError as error:
+            choices = f"one of {', '.join(Interpolation)}"
+            raise FieldError(
+                mismatch("transition_method", got=control.transition_method, want=choices)
+            ) from error
+        transition = TransitionSpec(
+            num_chunks=control.transition_num_chunks,
+            method=method,
+            bias_floor=control.transition_bias_floor,
+        )
+    return ScheduledEvent(
+        chunk_index=control.chunk_index,
+        prompt=control.prompt if control.embeds_sha256 else None,
+        transition=transition,
+        hard_cut=control.hard_cut,
+        recompute=control.recompute,
+    )
+
+
+def _num_replayable(stream: RecordedStream) -> int:
+    """Chunks up to the last finished one before the first of which nothing is known."""
+    num_planned = 0
+    while num_planned in stream.envelopes:
+        num_planned += 1
+    return max((index + 1 for index in stream.finished if index < num_planned), default=0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

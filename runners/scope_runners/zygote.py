@@ -1,0 +1,197 @@
+"""Ranks are forked from a process that has imported what they run: a start costs no import.
+
+The zygote has one thread, reads its orders from the launcher, and tells which ranks started and
+ended. An ended rank stays a zombie until its place is filled again, so its process id stands for
+nobody else while the launcher may still signal it. Standard input of the zygote and of every rank
+is a pipe that only the launcher holds open: when the launcher is gone, however it went, the pipe
+ends and they leave.
+"""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection, Pipe, wait
+
+TERMINATE_S = 5.0
+"""How long a process may take to obey SIGTERM, and the kernel to carry out SIGKILL."""
+_LEAVE = b"leave"
+
+
+@dataclass(frozen=True, slots=True)
+class RankStarted:
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    rank: int
+    code: int
+    """Its exit code, or the negative number of the signal that ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteEnded:
+    """Nothing can be started any more, nor will anything be told about ranks."""
+
+    code: int
+
+
+Event = RankStarted | RankEnded | ZygoteEnded
+
+
+class Zygote:
+    """The launcher's side: orders go out, events come in on a thread of their own."""
+
+    def __init__(
+        self, module: str, environ: Mapping[str, str], *, tell: Callable[[Event], None]
+    ) -> None:
+        self._orders, there = Pipe()
+        standard_input, self._lifeline = os.pipe()
+        # -P: a file in the working folder must not shadow a library, as it does not in ours.
+        command = [sys.executable, "-P", "-m", __name__, module, str(there.fileno())]
+        self._process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=standard_input,
+            pass_fds=[there.fileno()],
+            start_new_session=True,
+        )
+        os.close(standard_input)
+        there.close()
+        self._tell = tell
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def start(self, rank: int, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Order a start; `environ` is added to the zygote's own."""
+        order = {"rank": rank, "argv": list(argv), "environ": dict(environ)}
+        self._order(json.dumps(order).encode())
+
+    def close(self) -> None:
+        """Let go of it and of the ranks that still run: all of them leave."""
+        os.close(self._lifeline)
+        self._order(_LEAVE)
+        try:
+            self._process.wait(TERMINATE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(TERMINATE_S)
+        self._listener.join(TERMINATE_S)
+        self._orders.close()
+
+    def _order(self, order: bytes) -> None:
+        with suppress(BrokenPipeError):  # it has ended, which the listener tells
+            self._orders.send_bytes(order)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                kind, rank, number = json.loads(self._orders.recv_bytes())
+                self._tell(RankStarted(rank, number) if kind == "+" else RankEnded(rank, number))
+        except (EOFError, OSError):
+            self._tell(ZygoteEnded(self._process.wait()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What a newly forked rank is to be."""
+
+    rank: int
+    argv: list[str]
+    environ: dict[str, str]
+
+
+class _Nursery:
+    """The zygote's side."""
+
+    def __init__(self, orders: Connection) -> None:
+        self._orders = orders
+        self._running: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+        self._alarm, self._bell = os.pipe()
+        for end in (self._alarm, self._bell):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.set_wakeup_fd(self._bell)
+
+    def serve(self) -> _Order | None:
+        """Fork ranks until the launcher is gone; returns in each of them, with its order."""
+        with suppress(EOFError, BrokenPipeError):
+            while True:
+                ready = wait([self._orders, self._alarm])
+                if self._alarm in ready:
+                    os.read(self._alarm, 4096)
+                    self._tell_ended()
+                if self._orders in ready:
+                    data = self._orders.recv_bytes()
+                    if data == _LEAVE:
+                        break
+                    order = _Order(**json.loads(data))
+                    if self._fork(order.rank) == 0:
+                        return order
+        return None
+
+    def _fork(self, rank: int) -> int:
+        if rank in self._ended:
+            os.waitpid(self._ended.pop(rank), 0)
+        pid = os.fork()
+        if pid:
+            self._running[rank] = pid
+            self._tell("+", rank, pid)
+        else:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self._alarm, self._bell):
+                os.close(end)
+            self._orders.close()
+        return pid
+
+    def _tell_ended(self) -> None:
+        for rank, pid in list(self._running.items()):
+            how = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if how is not None:
+                exited = how.si_code == os.CLD_EXITED
+                self._ended[rank] = self._running.pop(rank)
+                self._tell("-", rank, how.si_status if exited else -how.si_status)
+
+    def _tell(self, kind: str, rank: int, number: int) -> None:
+        self._orders.send_bytes(json.dumps((kind, rank, number)).encode())
+
+
+def _main(module_name: str, orders_number: str) -> int:
+    main = import_module(module_name).main
+    gc.freeze()  # what was imported stays shared between the ranks
+    order = _Nursery(Connection(int(orders_number))).serve()
+    if order is None:
+        return 0
+    os.setsid()
+    os.environ.update(order.environ)
+    threading.Thread(target=_leave_with_launcher, daemon=True).start()
+    code: int = main(order.argv)
+    return code
+
+
+def _leave_with_launcher() -> None:
+    """End this process when the launcher is gone, in order if the rank can still do so."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(TERMINATE_S)
+    os._exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(_main(sys.argv[1], sys.argv[2]))
+    except KeyboardInterrupt:  # before the rank has handlers of its own
+        raise SystemExit(128 + signal.SIGINT) from None

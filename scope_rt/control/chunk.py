@@ -1,0 +1,62 @@
+"""A chunk says how it came to be: index, epoch, prompt, digest, calls and times travel with it."""
+
+import hashlib
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scope_contracts.envelope import PPEnvelope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One emitted chunk: uint8 `frames` `[T, H, W, 3]` and how they came to be.
+
+    `latents` are the generator's result `[F, C, H/8, W/8]`; `latents_sha256` is over their bytes.
+    """
+
+    chunk_index: int
+    cache_epoch: int
+    prompt: str
+    frames: NDArray[np.uint8]
+    latents: Tensor
+    latents_sha256: str
+    generator_calls: int
+    recomputed: bool
+    """Whether the cache was rebuilt from context before this chunk."""
+    kv_cache_attention_bias: float
+    stage_ms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A chunk's result `latents` `[B, F, C, H/8, W/8]`, checked, before it is decoded."""
+
+    envelope: PPEnvelope
+    prompt: str
+    latents: Tensor
+    generator_calls: int
+    stage_ms: dict[str, float]
+
+    def shown(self, frames_BTHWC: Tensor, *, decode_ms: float) -> Chunk:
+        """The chunk, with its decoded frames."""
+        start_ns = time.perf_counter_ns()
+        raw = self.latents.contiguous().view(torch.uint8).numpy().tobytes()
+        sha256 = hashlib.sha256(raw).hexdigest()
+        digest_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        return Chunk(
+            chunk_index=self.envelope.chunk_index,
+            cache_epoch=self.envelope.cache_epoch,
+            prompt=self.prompt,
+            frames=frames_BTHWC[0].numpy(),
+            latents=self.latents[0],
+            latents_sha256=sha256,
+            generator_calls=self.generator_calls,
+            recomputed=self.envelope.do_kv_recompute,
+            kv_cache_attention_bias=self.envelope.kv_cache_attention_bias,
+            stage_ms=self.stage_ms | {"decode": decode_ms, "digest": digest_ms},
+        )

@@ -1,0 +1,59 @@
+"""Where planning stands: ids, and the text in effect. Pure: a step gives the next position.
+
+The planner owns ids and cache bits, a transition the embeddings on their way; here they meet.
+"""
+
+from dataclasses import dataclass
+
+from scope_contracts.envelope import PPEnvelope
+from scope_contracts.errors import OrderError
+from scope_rt.control.inbox import Conditioning, Directive
+from scope_rt.control.planner import Planner
+from scope_rt.control.transition import Transition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """A stream between two plans. `text` holds an interpolant while a `transition` is under way."""
+
+    planner: Planner
+    text: Conditioning | None = None
+    transition: Transition | None = None
+
+    def rebuilds_next(self, directive: Directive) -> bool:
+        """Whether the next chunk needs the context of all chunks before it."""
+        return self.planner.recomputes(hard_cut=directive.hard_cut, asked=directive.recompute)
+
+    def next(self, directive: Directive) -> "tuple[PPEnvelope, Position]":
+        """The envelope of the next chunk, without tensors, and the position after it.
+
+        Raises:
+            OrderError: there never was a prompt.
+        """
+        text, transition = self._text_from(directive)
+        if text is None:
+            raise OrderError("the first chunk needs a prompt; post one first")
+        new_text, bias = directive.conditioning is not None, None
+        if transition is not None:
+            step = transition.next(resting_bias=self.planner.settings.kv_cache_attention_bias)
+            text = Conditioning(text.prompt, step.embeds)
+            new_text, bias, transition = True, step.kv_cache_attention_bias, step.following
+        envelope, planner = self.planner.next(
+            hard_cut=directive.hard_cut,
+            new_text=new_text or text is not self.text,
+            recompute=directive.recompute,
+            bias=bias,
+        )
+        return envelope, Position(planner=planner, text=text, transition=transition)
+
+    def _text_from(self, directive: Directive) -> tuple[Conditioning | None, Transition | None]:
+        """Text and transition from here on; a hard cut shows the newest prompt at once."""
+        text, asked, spec = self.text, directive.conditioning, directive.transition
+        if asked is not None:
+            if spec is None or text is None or directive.hard_cut:
+                return asked, None
+            on_the_way = Transition(source=text.embeds, target=asked.embeds, spec=spec)
+            return Conditioning(asked.prompt, text.embeds), on_the_way
+        if directive.hard_cut and text is not None and self.transition is not None:
+            return Conditioning(text.prompt, self.transition.target), None
+        return text, self.transition

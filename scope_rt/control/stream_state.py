@@ -1,0 +1,194 @@
+"""All that rank0 must know to go on with a stream is one value, small enough to save every chunk.
+
+A chunk is in it from its arrival until the consumer holds it, so a restart repeats none and loses
+none: what the consumer lacks is decoded again from its latents, bit for bit.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from torch import Tensor
+
+from scope_contracts.errors import ScopeError, UserInputError
+from scope_contracts.wire import decode_envelope, encode
+from scope_rt.control.chunk import Arrived
+from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
+from scope_rt.control.planner import Planner, StreamSettings
+from scope_rt.control.position import Position
+from scope_rt.control.transition import Interpolation, Transition, TransitionSpec
+from scope_rt.tensors import pack_tensor, unpack_tensor
+
+_COUNTS = ("next_call_id", "next_chunk_index", "cache_epoch", "next_start_frame", "chunks_in_epoch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamState:
+    """A stream between two chunks.
+
+    `position` is before the first chunk that has not arrived, `coming` what was asked for from
+    there on. The consumer holds `num_held` chunks and maybe some of `unheld`; `decoder` is before
+    the first of these, `decoder_after` and `memory` are after the last.
+    """
+
+    position: Position
+    coming: tuple[ScheduledDirective, ...]
+    num_held: int
+    unheld: tuple[Arrived, ...]
+    decoder: Mapping[str, Tensor]
+    decoder_after: Mapping[str, Tensor]
+    memory: Mapping[str, Tensor]
+
+
+class Checkpoint:
+    """The file that holds one `StreamState`, replaced as a whole.
+
+    `identity` names the stream: the state of another one is refused.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, str | int | float]) -> None:
+        self.path = path
+        self._identity = dict(identity)
+
+    def save(self, state: StreamState) -> None:
+        """Replace what was saved.
+
+        Raises:
+            ScopeError: the file cannot be written; the one before is still there.
+        """
+        packed = msgpack.packb(
+            {"identity": self._identity, "state": _plain(state)}, default=pack_tensor
+        )
+        partial = self.path.with_name(self.path.name + ".partial")
+        try:
+            partial.write_bytes(packed)
+            os.replace(partial, self.path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise ScopeError(
+                f"cannot write the checkpoint {self.path}: {error.strerror}; free space there"
+            ) from error
+
+    def load(self, settings: StreamSettings) -> StreamState | None:
+        """The state that was saved last, or None.
+
+        Raises:
+            UserInputError: the file cannot be read, or belongs to another stream.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        fix = f"delete {self.path} to start anew"
+        try:
+            saved = msgpack.unpackb(data, ext_hook=unpack_tensor, use_list=False)
+            identity = saved["identity"]
+            state = _state(saved["state"], settings) if identity == self._identity else None
+        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
+            raise UserInputError(f"cannot read the checkpoint {self.path}; {fix}") from error
+        if state is None:
+            name = next(n for n in self._identity if identity.get(n) != self._identity[n])
+            raise UserInputError(
+                f"the checkpoint {self.path} is of a stream with {name} {identity.get(name)!r}, "
+                f"this one has {self._identity[name]!r}; use that one again, or {fix}"
+            )
+        return state
+
+
+def _plain(state: StreamState) -> dict[str, Any]:
+    position = state.position
+    return {
+        "planner": {name: getattr(position.planner, name) for name in _COUNTS},
+        "text": _plain_text(position.text),
+        "transition": _plain_transition(position.transition),
+        "coming": [
+            (event.chunk_index, _plain_directive(event.directive)) for event in state.coming
+        ],
+        "num_held": state.num_held,
+        "unheld": [
+            (encode(a.envelope), a.prompt, a.latents, a.generator_calls, a.stage_ms)
+            for a in state.unheld
+        ],
+        "decoder": dict(state.decoder),
+        "decoder_after": dict(state.decoder_after),
+        "memory": dict(state.memory),
+    }
+
+
+def _state(plain: Any, settings: StreamSettings) -> StreamState:
+    return StreamState(
+        position=Position(
+            planner=Planner(settings=settings, holds_cache=False, **plain["planner"]),
+            text=_text(plain["text"]),
+            transition=_transition(plain["transition"]),
+        ),
+        coming=tuple(
+            ScheduledDirective(chunk_index=index, directive=_directive(directive))
+            for index, directive in plain["coming"]
+        ),
+        num_held=plain["num_held"],
+        unheld=tuple(
+            Arrived(
+                envelope=decode_envelope(envelope),
+                prompt=prompt,
+                latents=latents,
+                generator_calls=calls,
+                stage_ms=stage_ms,
+            )
+            for envelope, prompt, latents, calls, stage_ms in plain["unheld"]
+        ),
+        decoder=plain["decoder"],
+        decoder_after=plain["decoder_after"],
+        memory=plain["memory"],
+    )
+
+
+def _plain_text(text: Conditioning | None) -> Any:
+    return None if text is None else (text.prompt, text.embeds)
+
+
+def _text(plain: Any) -> Conditioning | None:
+    return None if plain is None else Conditioning(*plain)
+
+
+def _plain_spec(spec: TransitionSpec | None) -> Any:
+    return None if spec is None else (spec.num_chunks, str(spec.method), spec.bias_floor)
+
+
+def _spec(plain: Any) -> TransitionSpec:
+    num_chunks, method, bias_floor = plain
+    return TransitionSpec(
+        num_chunks=num_chunks, method=Interpolation(method), bias_floor=bias_floor
+    )
+
+
+def _plain_transition(transition: Transition | None) -> Any:
+    if transition is None:
+        return None
+    return (transition.source, transition.target, _plain_spec(transition.spec), transition.step)
+
+
+def _transition(plain: Any) -> Transition | None:
+    if plain is None:
+        return None
+    source, target, spec, step = plain
+    return Transition(source=source, target=target, spec=_spec(spec), step=step)
+
+
+def _plain_directive(directive: Directive) -> Any:
+    bits = (directive.hard_cut, directive.drop_in_flight, directive.recompute)
+    return (_plain_text(directive.conditioning), _plain_spec(directive.transition), bits)
+
+
+def _directive(plain: Any) -> Directive:
+    text, spec, (hard_cut, drop_in_flight, recompute) = plain
+    return Directive(
+        conditioning=_text(text),
+        transition=None if spec is None else _spec(spec),
+        hard_cut=hard_cut,
+        drop_in_flight=drop_in_flight,
+        recompute=recompute,
+    )

@@ -1,0 +1,55 @@
+"""Every failure of a backend becomes the link error that names the lost rank, where it is known."""
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
+from scope_rt.mesh.heartbeat import Heartbeat, closed_by
+from scope_rt.mesh.sockets import Address
+
+_CLOSED = ("closed", "reset", "broken pipe", "connection refused", "not connected")
+
+
+class Liveness:
+    """Turns what a backend says of a failure into the link error that names the lost rank."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
+        self.rank_by_address: Mapping[Address, int] = {}
+        """The ends of gloo's connections, once groups are built."""
+
+    @contextmanager
+    def named_failures(self, what: str, *, peer: int | None = None) -> Iterator[None]:
+        """Name the failures of `what`, a conversation with `peer` where there is only one."""
+        try:
+            yield
+        except RuntimeError as error:
+            cause = self._cause(_link_error(str(error)), str(error), peer)
+            raise type(cause)(f"{what}: {cause.args[0]}") from error
+
+    def _cause(self, symptom: LinkError, text: str, peer: int | None) -> LinkError:
+        if isinstance(symptom, PeerLostError):
+            peer = self._mentioned(text) if peer is None else peer
+            if peer is not None:
+                return self._heartbeat.settle(closed_by([peer]))
+        return self._heartbeat.explain(symptom)
+
+    def _mentioned(self, text: str) -> int | None:
+        """The rank whose address gloo names: its port in network byte order."""
+        address = re.search(r"\[([^\]]+)\]:(\d+)", text)
+        if address is None:
+            return None
+        host, port, by_address = address[1], int(address[2]), self.rank_by_address
+        return by_address.get((host, socket.ntohs(port)), by_address.get((host, port)))
+
+
+def _link_error(text: str) -> LinkError:
+    said = re.sub(r"^\[[^]]*\]\s*", "", text.partition("\n")[0])[:160]  # without gloo's source path
+    lowered = text.lower()
+    if "timed out" in lowered or "timeout" in lowered:
+        return LinkTimeoutError("no answer within the bound")
+    if any(sign in lowered for sign in _CLOSED):
+        return PeerLostError(f"the peer is gone ({said})")
+    return LinkError(said)

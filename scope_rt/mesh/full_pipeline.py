@@ -1,0 +1,70 @@
+"""In `tp_v0` every rank runs the whole pipeline from broadcast parameters, in lockstep.
+
+What a rank can work out for itself does not travel: it draws its own noise, decodes its own frames
+and takes recompute context from them. Simple to bring up and easy to compare; and dear, because
+every rank decodes. Ranks on unlike hardware may derive unlike context, which only the input digest
+(`SCOPE_TP_INPUT_DIGEST=1`) would see: it covers what was derived as well.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from scope_contracts.envelope import (
+    CONTEXT_FRAMES_OVERRIDE,
+    LATENTS_IN,
+    LATENTS_OUT,
+    MessageKind,
+    PPEnvelope,
+    PPResult,
+)
+from scope_rt.control.context import ContextMemory
+from scope_rt.models.noise import INITIAL, NoiseSource
+from scope_rt.models.past import Past, own_past
+from scope_rt.tensors import TORCH_DTYPES
+from scope_rt.vae.codec import StreamingDecoder
+
+DERIVED = frozenset({LATENTS_IN, CONTEXT_FRAMES_OVERRIDE})
+"""Tensors that an envelope of `tp_v0` announces and that every rank makes for itself."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FullPipeline:
+    """What a follower of `tp_v0` has beside its generator: noise, a decoder and a memory."""
+
+    noise: NoiseSource
+    decoder: StreamingDecoder
+    memory: ContextMemory
+    past: Past = own_past
+    _starts_epoch: bool = False
+
+    def derive(self, envelope: PPEnvelope, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All tensors of `envelope`, in the order it announces them."""
+        tensors = dict(received)
+        if envelope.kind is MessageKind.SHUTDOWN:
+            return tensors
+        self._starts_epoch = envelope.init_cache
+        specs = {spec.name: spec for spec in envelope.tensors}
+        latents = specs[LATENTS_IN]
+        noise = self.noise.draw(
+            base_seed=envelope.base_seed,
+            cache_epoch=envelope.cache_epoch,
+            chunk_index=envelope.chunk_index,
+            step=INITIAL,
+            shape=latents.shape,
+        )
+        tensors[LATENTS_IN] = noise.to(TORCH_DTYPES[latents.dtype])
+        if CONTEXT_FRAMES_OVERRIDE in specs:
+            context = specs[CONTEXT_FRAMES_OVERRIDE]
+            tensors[CONTEXT_FRAMES_OVERRIDE] = self.memory.context().to(TORCH_DTYPES[context.dtype])
+        return {name: tensors[name] for name in specs}
+
+    def remember(self, result: PPResult, tensors: Mapping[str, Tensor]) -> None:
+        """Decode and keep what this rank generated, as rank0 does with its own."""
+        if self._starts_epoch:
+            self.memory.reset()
+            self.decoder.reset()
+        latents = tensors[LATENTS_OUT]
+        self.memory.remember_latents(self.past(result.chunk_index, latents))
+        self.memory.remember_frames(self.decoder.decode(latents.float()))

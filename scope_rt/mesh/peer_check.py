@@ -1,0 +1,95 @@
+"""Generator ranks that part ways, or hold each other up, are found before the next collective.
+
+Every N chunks each rank tells the others, in one small gather, the scalars of the chunk it is about
+to run, where its cache stands and how long it computed, and looks at its own weights again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import msgpack
+
+from scope_contracts.errors import SlowRankError
+from scope_contracts.parity import ScalarDigest, compare_digests
+from scope_rt.models.fingerprint import Fingerprint
+from scope_rt.tripwires import ALL_ARMED, Tripwire, Tripwires
+
+NUM_REMEMBERED = 16
+"""Chunks whose times a single rank is measured against."""
+
+
+def always() -> None:
+    """A group of one is together."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PeerCheck:
+    """One generator rank's part in the comparison; `ranks` are world ranks, in group order.
+
+    `gather` gives every rank's bytes in that order; None for a group of one. `waited_s` tells how
+    long this rank has waited in collectives so far.
+    """
+
+    ranks: Sequence[int]
+    rank: int
+    every: int
+    gather: Callable[[bytes], list[bytes]] | None
+    fingerprint: Fingerprint
+    waited_s: Callable[[], float]
+    still_together: Callable[[], None] = always
+    """Raises the LinkError of a rank that was lost meanwhile; GPU sums that were ended do not."""
+    slow_factor: float = 0.0
+    tripwires: Tripwires = ALL_ARMED
+    _num_chunks: int = 0
+    _waited_before_s: float = 0.0
+    _busy_ms: list[float] = field(default_factory=list)
+
+    def before(self, digest: ScalarDigest) -> None:
+        """Compare, if it is due, what the ranks are about to run.
+
+        Raises:
+            ParityError: naming the scalar, both values and both ranks.
+            FingerprintError: this rank's weights changed.
+            SlowRankError: naming the rank.
+        """
+        due = self._num_chunks % self.every == 0
+        self._num_chunks += 1
+        self._waited_before_s = self.waited_s()
+        if not due:
+            return
+        if self.tripwires.armed(Tripwire.FINGERPRINT):
+            self.fingerprint.check(f"chunk {digest.chunk_index}: rank {self.rank}")
+        if self.gather is None:
+            return
+        busy_ms = median(self._busy_ms) if self._busy_ms else 0.0
+        told = [
+            msgpack.unpackb(data) for data in self.gather(msgpack.packb((digest.encode(), busy_ms)))
+        ]
+        if self.tripwires.armed(Tripwire.SCALAR_DIGEST):
+            compare_digests([ScalarDigest.decode(data) for data, _ in told], self.ranks)
+        self._check_pace(digest.chunk_index, [busy for _, busy in told])
+
+    def after(self, chunk: int, elapsed_ms: float) -> None:
+        """Note how long this rank computed; alone, it is measured against its own past.
+
+        Raises:
+            LinkError: a rank was lost while this one computed.
+            SlowRankError: this rank became far slower.
+        """
+        self.still_together()
+        busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
+        if self.gather is None and len(self._busy_ms) >= 2:
+            self._check_pace(chunk, [busy_ms, median(self._busy_ms)])
+        self._busy_ms = [*self._busy_ms[1 - NUM_REMEMBERED :], busy_ms]
+
+    def _check_pace(self, chunk: int, busy_ms: Sequence[float]) -> None:
+        slowest, fastest = max(busy_ms), min(busy_ms)
+        if self.slow_factor <= 0 or not self.tripwires.armed(Tripwire.SLOW_RANK):
+            return
+        if slowest > self.slow_factor * fastest > 0:
+            rank = self.ranks[busy_ms.index(slowest)]
+            raise SlowRankError(
+                f"chunk {chunk}: rank {rank} computes {slowest:.0f} ms a chunk where {fastest:.0f} "
+                f"ms are usual; more than SCOPE_SLOW_RANK_FACTOR = {self.slow_factor:g} times"
+            )

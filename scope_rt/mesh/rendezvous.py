@@ -1,0 +1,190 @@
+"""The ranks of one start meet each other and nobody else, whatever a store remembers.
+
+A store may outlive many starts, and hosts may count their restarts differently. So every process
+draws a token; rank0 writes down the tokens it sees, the roster, whenever they change; a rank
+confirms the roster that holds its own token. Once all of a roster have confirmed it, its name
+prefixes every key that follows.
+"""
+
+import hashlib
+import secrets
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+# Public by their documentation; only the stubs forget them.
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from scope_contracts.errors import LinkError, LinkTimeoutError
+
+POLL_S = 0.02
+_STORE_TIMEOUT = timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeetingPoint:
+    """The address of the store, and whether rank0 hosts it; a launcher does otherwise."""
+
+    host: str
+    port: int
+    is_hosted_by_rank0: bool
+
+    def __str__(self) -> str:
+        at = f"the store at {self.host}:{self.port}"
+        return f"{at}, hosted by rank 0," if self.is_hosted_by_rank0 else at
+
+    def open(self) -> TCPStore:
+        """Host the store, or go on hosting it, in this process.
+
+        Raises:
+            LinkError: the port is taken.
+        """
+        try:
+            return self._store(is_master=True)
+        except dist.DistNetworkError as error:
+            raise LinkError(
+                f"meeting the other ranks: MASTER_PORT {self.port} is taken; choose another"
+            ) from error
+
+    def connect(self, *, deadline_s: float) -> TCPStore:
+        """A connection of its own; `deadline_s` is of the monotonic clock.
+
+        Raises:
+            LinkTimeoutError: nothing answered there until then.
+        """
+        while True:
+            try:
+                # The store's own attempts cannot be interrupted, and are logged at length.
+                socket.create_connection((self.host, self.port), timeout=1.0).close()
+                return self._store(is_master=False)
+            except (OSError, dist.DistNetworkError) as error:
+                if time.monotonic() > deadline_s:
+                    raise LinkTimeoutError(
+                        f"meeting the other ranks: {self} does not answer ({error})"
+                    ) from error
+                time.sleep(POLL_S)
+
+    def _store(self, *, is_master: bool) -> TCPStore:
+        return TCPStore(
+            self.host,
+            self.port,
+            is_master=is_master,
+            timeout=_STORE_TIMEOUT,
+            wait_for_workers=False,
+            multi_tenant=is_master,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """All ranks of one start, met: `name` is theirs alone."""
+
+    point: MeetingPoint
+    rank: int
+    world_size: int
+    name: str
+    store: Store
+    """For keys of this start only."""
+
+    def connect(self, *, timeout_s: float) -> Store:
+        """The same keys over a connection of its own."""
+        client = self.point.connect(deadline_s=time.monotonic() + timeout_s)
+        return PrefixStore(self.name, client)
+
+
+def host_store() -> TCPStore:
+    """A store for the ranks of this machine, at a free port; it lives as long as this object."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        host, port = server.getsockname()
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )
+
+
+def meet(point: MeetingPoint, *, rank: int, world_size: int, timeout_s: float) -> Meeting:
+    """Return when all `world_size` ranks are at `point`.
+
+    Raises:
+        LinkTimeoutError: some did not come within `timeout_s`; it names them.
+        LinkError: rank0 cannot host the store.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    hosting = point.is_hosted_by_rank0 and rank == 0
+    while True:
+        store = point.open() if hosting else point.connect(deadline_s=deadline_s)
+        guest = _Guest(store, rank=rank, world_size=world_size)
+        try:
+            while time.monotonic() < deadline_s:
+                name = guest.agreed()
+                if name is not None:
+                    return Meeting(
+                        point=point,
+                        rank=rank,
+                        world_size=world_size,
+                        name=name,
+                        store=PrefixStore(name, store),
+                    )
+                time.sleep(POLL_S)
+            raise LinkTimeoutError(
+                f"meeting the other ranks: {named(guest.missing())} did not come within "
+                f"{timeout_s:g} s"
+            )
+        except dist.DistNetworkError:  # rank0 closed the store of an earlier session under us
+            time.sleep(POLL_S)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """`rank 2`, or `ranks 1, 2`."""
+    numbers = [str(rank) for rank in ranks]
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+
+
+class _Guest:
+    """One rank at the meeting."""
+
+    def __init__(self, store: Store, *, rank: int, world_size: int) -> None:
+        self._store, self._rank = store, rank
+        self._join_keys = [f"scope/join/{other}" for other in range(world_size)]
+        self._token, self._roster = secrets.token_hex(8), ""
+        store.set(self._join_keys[rank], self._token)
+
+    def agreed(self) -> str | None:
+        """Take the next step; the name of the roster once all have confirmed it."""
+        if self._rank == 0 and self._store.check(self._join_keys):
+            roster = ",".join(self._store.get(key).decode() for key in self._join_keys)
+            if roster != self._roster:
+                self._store.set("scope/roster", roster)
+        if not self._store.check(["scope/roster"]):
+            return None
+        roster = self._store.get("scope/roster").decode()
+        tokens = roster.split(",")
+        if len(tokens) != len(self._join_keys) or tokens[self._rank] != self._token:
+            return None
+        if roster != self._roster:
+            self._roster = roster
+            self._store.set(self._confirm_key(self._rank), "")
+        met = self._store.check([self._confirm_key(other) for other in range(len(tokens))])
+        return self._name if met else None
+
+    def missing(self) -> list[int]:
+        """Who keeps this rank waiting."""
+        ranks = range(len(self._join_keys))
+        absent = [other for other in ranks if not self._store.check([self._join_keys[other]])]
+        if absent or not self._roster:  # rank0 would have written a roster that holds us
+            return absent or [0]
+        return [other for other in ranks if not self._store.check([self._confirm_key(other)])]
+
+    @property
+    def _name(self) -> str:
+        return f"scope/{hashlib.sha256(self._roster.encode()).hexdigest()[:16]}"
+
+    def _confirm_key(self, rank: int) -> str:
+        return f"{self._name}/met/{rank}"

@@ -1,0 +1,80 @@
+"""The TCP sockets that a library opened in this process: which they are, and how to end them.
+
+A number is never trusted alone: a socket counts only while its number still stands for the very
+socket it stood for when it was seen. Needs Linux's `/proc`; elsewhere no socket is ever found.
+"""
+
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+Address = tuple[str, int]
+"""Host and port."""
+_NUMBERS = Path("/proc/self/fd")
+_TCP = (socket.AF_INET, socket.AF_INET6)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSocket:
+    """A file descriptor and what the kernel says it stands for."""
+
+    number: int
+    identity: str
+
+    @classmethod
+    def at(cls, number: int) -> Self:
+        """Raises OSError when the number is closed."""
+        return cls(number, os.readlink(_NUMBERS / str(number)))
+
+    @contextmanager
+    def borrowed(self) -> Iterator[socket.socket]:
+        """The socket, for a moment. Raises OSError when it is closed."""
+        with socket.socket(fileno=os.dup(self.number)) as borrowed:
+            if OpenSocket.at(self.number) != self:
+                raise OSError(f"file descriptor {self.number} stands for something else by now")
+            yield borrowed
+
+
+def open_sockets() -> frozenset[OpenSocket]:
+    """The TCP sockets of this process."""
+    found = set()
+    for number in os.listdir(_NUMBERS) if _NUMBERS.is_dir() else ():
+        with suppress(OSError):  # closed meanwhile, or not a socket
+            candidate = OpenSocket.at(int(number))
+            if candidate.identity.startswith("socket:"):
+                with candidate.borrowed() as borrowed:
+                    if borrowed.family in _TCP:
+                        found.add(candidate)
+    return frozenset(found)
+
+
+def local_addresses(sockets: Iterable[OpenSocket]) -> frozenset[Address]:
+    """Where this end of each of `sockets` is."""
+    addresses = set()
+    for each in sockets:
+        with suppress(OSError), each.borrowed() as borrowed:
+            host, port, *_ = borrowed.getsockname()
+            addresses.add((str(host), int(port)))
+    return frozenset(addresses)
+
+
+def shut_down(sockets: Iterable[OpenSocket]) -> None:
+    """End the conversations on `sockets`: whoever waits on one, here or there, learns it now."""
+    for each in sockets:
+        # Whoever owns a listening socket may not expect it to end.
+        with suppress(OSError), each.borrowed() as borrowed:
+            if not borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                borrowed.shutdown(socket.SHUT_RDWR)
+
+
+def bound_reads(sockets: Iterable[OpenSocket], *, timeout_s: float) -> None:
+    """Let a read on one of `sockets` fail after `timeout_s` without a byte."""
+    timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+    for each in sockets:
+        with suppress(OSError), each.borrowed() as borrowed:
+            borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)

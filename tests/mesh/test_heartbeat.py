@@ -1,0 +1,102 @@
+"""A silent rank or store is named by all, and nobody else is."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
+from scope_rt.mesh.heartbeat import Heartbeat, closed_by
+from scope_rt.mesh.rendezvous import Meeting, host_store
+from tests.mesh.meetings import meet_two, point_at, store_elsewhere
+
+BOUND_S = 1.0
+
+
+@dataclass
+class Pulse:
+    """A heartbeat and what it did."""
+
+    heartbeat: Heartbeat
+    aborted: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    def of(cls, meeting: Meeting) -> "Pulse":
+        aborted, over = threading.Event(), threading.Event()
+        heartbeat = Heartbeat(meeting, bound_s=BOUND_S, abort=aborted.set, is_over=over.is_set)
+        return cls(heartbeat, aborted, over)
+
+
+@pytest.fixture
+def pulses() -> Iterator[tuple[Pulse, Pulse]]:
+    store = host_store()
+    first, second = (Pulse.of(meeting) for meeting in meet_two(point_at(store.port)))
+    yield first, second
+    first.heartbeat.stop()
+    second.heartbeat.stop()
+
+
+def test_a_silent_rank_is_named_and_waits_for_it_end(pulses: tuple[Pulse, Pulse]) -> None:
+    listener, _ = pulses
+    listener.heartbeat.start()
+    assert listener.aborted.wait(2 * BOUND_S)
+    with pytest.raises(LinkTimeoutError, match=r"^rank 1 sent no heartbeat for 1\.\d s; see"):
+        listener.heartbeat.check()
+
+
+def test_ranks_that_beat_and_ranks_that_leave_in_order_are_not_reported(
+    pulses: tuple[Pulse, Pulse],
+) -> None:
+    stays, leaves = pulses
+    stays.heartbeat.start()
+    leaves.heartbeat.start()
+    assert not stays.aborted.wait(1.5 * BOUND_S)
+    leaves.heartbeat.stop()
+    assert not stays.aborted.wait(2 * BOUND_S)
+    assert stays.heartbeat.lost is None
+    assert leaves.heartbeat.lost is None
+
+
+def test_the_first_finding_is_what_all_ranks_report(pulses: tuple[Pulse, Pulse]) -> None:
+    first, second = (pulse.heartbeat for pulse in pulses)
+    symptom = LinkError("something broke")
+    assert second.explain(symptom) is symptom
+    assert str(first.settle(closed_by([7]))) == str(closed_by([7]))
+    findings = [second.explain(symptom), second.settle(closed_by([0])), first.explain(symptom)]
+    assert [str(finding) for finding in findings] == [str(closed_by([7]))] * 3
+    assert all(isinstance(finding, PeerLostError) for finding in findings)
+
+
+@pytest.mark.parametrize("ending", ["stopped", "over"])
+def test_nothing_is_aborted_once_the_groups_are_gone(
+    pulses: tuple[Pulse, Pulse], ending: str
+) -> None:
+    listener, _ = pulses
+    listener.heartbeat.start()
+    if ending == "over":
+        listener.over.set()
+    else:
+        listener.heartbeat.stop()
+    assert not listener.aborted.wait(2 * BOUND_S)
+    assert listener.heartbeat.lost is None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_store_that_does_not_answer_is_named(signum: signal.Signals) -> None:
+    with store_elsewhere() as (process, point):
+        pulse = Pulse.of(meet_two(point)[0])
+        pulse.heartbeat.start()
+        time.sleep(0.3)
+        os.kill(process.pid, signum)
+        started_s = time.monotonic()
+        assert pulse.aborted.wait(6 * BOUND_S)
+        assert time.monotonic() - started_s < 4 * BOUND_S
+        said = str(pulse.heartbeat.lost)
+        assert re.match(r"the store at 127.0.0.1:\d+ did not answer for 1.0 s", said)
+        pulse.heartbeat.stop()

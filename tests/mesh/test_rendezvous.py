@@ -1,0 +1,86 @@
+"""All ranks of one start meet, whatever the store remembers, or each of them says who lacks."""
+
+import socket
+
+import pytest
+
+from scope_contracts.errors import LinkError, LinkTimeoutError
+from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, host_store, meet
+from tests.mesh.meetings import meet_all, point_at
+
+
+def names_of(meetings: list[Meeting | BaseException]) -> set[str]:
+    assert all(isinstance(each, Meeting) for each in meetings), meetings
+    return {each.name for each in meetings if isinstance(each, Meeting)}
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_restart_meets_again_among_the_keys_of_earlier_starts(late: int) -> None:
+    store = host_store()
+    point = point_at(store.port)
+    names = [
+        names_of(meet_all(point, [0, 1, 2], world_size=3, late=late)),
+        names_of(meet_all(point, [0, 1, 2], world_size=3, late=late)),
+        names_of(meet_all(point, [0, 1], world_size=2, late=late % 2)),
+    ]
+    assert [len(each) for each in names] == [1, 1, 1], "some ranks met others"
+    assert len(set.union(*names)) == 3, "a start found an earlier one's keys"
+
+
+def test_keys_of_one_start_are_unknown_to_the_next() -> None:
+    store = host_store()
+    point = point_at(store.port)
+    first, second = (meet(point, rank=0, world_size=1, timeout_s=5) for _ in range(2))
+    first.store.set("key", "")
+    assert first.connect(timeout_s=5).check(["key"])
+    assert not second.store.check(["key"])
+
+
+def test_a_rank_that_vanished_while_meeting_is_replaced() -> None:
+    store = host_store()
+    store.set("scope/join/1", "the token of a process that is no more")
+    meetings = meet_all(point_at(store.port), [0, 1], world_size=2, late=1)
+    assert len(names_of(meetings)) == 1
+
+
+@pytest.mark.parametrize("has_met_before", [False, True])
+@pytest.mark.parametrize(
+    ("ranks", "lacking"), [([0, 1], "rank 2"), ([1, 2], "rank 0"), ([0], "ranks 1, 2")]
+)
+def test_every_rank_names_those_who_did_not_come(
+    ranks: list[int], lacking: str, has_met_before: bool
+) -> None:
+    store = host_store()
+    point = point_at(store.port)
+    if has_met_before:
+        names_of(meet_all(point, [0, 1, 2], world_size=3))
+    for error in meet_all(point, ranks, world_size=3, timeout_s=0.5):
+        assert isinstance(error, LinkTimeoutError)
+        want = f"meeting the other ranks: {lacking} did not come within 0.5 s"
+        assert error.args[0] == want
+
+
+def test_a_silent_address_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(LinkTimeoutError, match=f"the store at 127.0.0.1:{port} does not answer"):
+        meet(point_at(port), rank=1, world_size=2, timeout_s=0.2)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        point = MeetingPoint(
+            host="127.0.0.1", port=server.getsockname()[1], is_hosted_by_rank0=True
+        )
+        with pytest.raises(LinkError, match=f"MASTER_PORT {point.port} is taken; choose another"):
+            meet(point, rank=0, world_size=2, timeout_s=5)
+
+
+def test_rank0_hosts_one_session_after_another_on_the_same_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    point = MeetingPoint(host="127.0.0.1", port=port, is_hosted_by_rank0=True)
+    first = names_of(meet_all(point, [0, 1], world_size=2, late=0))
+    second = names_of(meet_all(point, [0, 1], world_size=2, late=0))
+    assert len(first) == len(second) == 1
+    assert first != second

@@ -1,0 +1,51 @@
+"""Only the very sockets that were seen are touched, whatever their numbers stand for later."""
+
+import os
+import socket
+
+from scope_rt.mesh.sockets import local_addresses, open_sockets, shut_down
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        return here, server.accept()[0]
+
+
+def test_a_shut_down_frees_whoever_reads() -> None:
+    before = open_sockets()
+    here, there = connected()
+    shut_down(open_sockets() - before)
+    assert here.recv(1) == b""
+    assert there.recv(1) == b""
+    here.close()
+    there.close()
+
+
+def test_a_number_that_stands_for_another_socket_by_now_is_left_alone() -> None:
+    before = open_sockets()
+    old, far = connected()
+    seen = open_sockets() - before
+    here, there = connected()
+    os.dup2(here.fileno(), old.fileno())
+    os.dup2(there.fileno(), far.fileno())
+    shut_down(seen)
+    here.sendall(b"x")
+    assert there.recv(1) == b"x"
+    for each in (old, far, here, there):
+        each.close()
+
+
+def test_a_listening_socket_goes_on_listening() -> None:
+    before = open_sockets()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        shut_down(open_sockets() - before)
+        with socket.create_connection(server.getsockname(), timeout=5):
+            assert local_addresses(open_sockets() - before) >= {server.getsockname()}
+
+
+def test_files_and_local_sockets_do_not_count() -> None:
+    before = open_sockets()
+    here, there = socket.socketpair()
+    with open(os.devnull), here, there:
+        assert open_sockets() == before

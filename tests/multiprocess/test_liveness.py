@@ -1,0 +1,165 @@
+"""Whoever waits for a lost rank learns its number, on every rank, and nobody else is blamed."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import LinkError
+from scope_rt.config import RuntimeConfig
+from scope_rt.mesh.process_group import ProcessGroups, World, join_world
+from scope_rt.mesh.rendezvous import host_store
+from scope_rt.mesh.topology import Topology
+from tests.multiprocess.ranks import Ranks, free_port
+
+BOUND_S = 2.0
+PP0 = Topology(plan_id=PlanId.PP0, tp_degree=2)
+"""Rank0, the leader 1, its follower 2."""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A store that all starts of this module share, as under a launcher."""
+    store = host_store()
+    yield store.port
+    del store
+
+
+def join(port: int, *, bound_s: float = BOUND_S, hosted: bool = True) -> World:
+    config = RuntimeConfig(
+        launched=True,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        master_addr="127.0.0.1",
+        master_port=port,
+        store_is_hosted=hosted,
+        heartbeat_timeout_s=bound_s,
+        start_timeout_s=20.0,
+    )
+    return join_world(config)
+
+
+def wait_for_a_peer(groups: ProcessGroups, wait: str) -> None:
+    """Rank0 waits for a chunk; the leader for an envelope, or for its follower in a sum."""
+    if wait == "sum" and groups.sums is not None:
+        groups.sums.all_reduce_sum(torch.ones(2))
+    elif groups.link is not None:
+        peer = 1 - int(os.environ["RANK"])
+        groups.link.receive(torch.empty(2), source=peer, begins=True)
+    else:
+        assert groups.mesh is not None
+        groups.mesh.receive(torch.empty(2), source=1, begins=True)
+
+
+def stop_rank_2(port: int, wait: str) -> str:
+    """The last rank is stopped while the others wait for each other, or for it."""
+    world = join(port)
+    groups = world.build_groups(PP0)
+    pids = [int(pid) for pid in world.exchange(str(os.getpid()).encode())]
+    world.heartbeat.start()
+    try:
+        if pids[2] == os.getpid():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        wait_for_a_peer(groups, wait)
+    except LinkError as error:
+        if pids[0] == os.getpid():
+            os.kill(pids[2], signal.SIGCONT)
+        return f"{type(error).__name__}: {error}"
+    finally:
+        world.leave()
+    return "nothing was noticed"
+
+
+@pytest.mark.parametrize(
+    ("wait", "of_rank_1"), [("message", "receive from rank 0"), ("sum", "all_reduce in the gen")]
+)
+def test_a_stopped_rank_is_named_by_all_ranks(
+    ranks: Ranks, port: int, wait: str, of_rank_1: str
+) -> None:
+    said = ranks.results(3, stop_rank_2, port=port, wait=wait)
+    assert said[0].startswith("LinkTimeoutError: receive from rank 1: rank 2 sent no heartbeat")
+    assert said[1].startswith(f"LinkTimeoutError: {of_rank_1}")
+    assert all("rank 2 sent no heartbeat for" in sentence for sentence in said), said
+
+
+def lose_rank_2(port: int, wait: str) -> str:
+    """The last rank's connections end, as when it dies."""
+    world = join(port)
+    groups = world.build_groups(PP0)
+    world.heartbeat.start()
+    try:
+        if os.environ["RANK"] == "2":
+            return ""
+        wait_for_a_peer(groups, wait)
+    except LinkError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        world.leave()
+    return "nothing was noticed"
+
+
+def test_a_closed_connection_is_blamed_on_who_closed_it_by_all_ranks(
+    ranks: Ranks, port: int
+) -> None:
+    rank0, rank1, _ = ranks.results(3, lose_rank_2, port=port, wait="sum")
+    assert rank1.startswith("PeerLostError: all_reduce in the generator group: rank 2 closed the")
+    assert rank0.startswith("PeerLostError: receive from rank 1: rank 2 closed the connection")
+
+
+def freeze_together(port: int) -> str | None:
+    """Ranks 1 and 2 are stopped by rank0, and rank 2 wakes before rank 1 can beat again."""
+    world = join(port)
+    pids = [int(pid) for pid in world.exchange(str(os.getpid()).encode())]
+    world.heartbeat.start()
+    if os.environ["RANK"] == "0":
+        world.heartbeat.stop()  # it would rightly miss them
+        time.sleep(BOUND_S / 2)
+        os.kill(pids[1], signal.SIGSTOP)
+        time.sleep(BOUND_S / 4)  # rank 2 has heard all that rank 1 said
+        os.kill(pids[2], signal.SIGSTOP)
+        time.sleep(2 * BOUND_S)
+        os.kill(pids[2], signal.SIGCONT)
+        time.sleep(BOUND_S / 4)
+        os.kill(pids[1], signal.SIGCONT)
+    world.exchange(b"awake")
+    time.sleep(BOUND_S)
+    world.exchange(b"still well")
+    lost = world.heartbeat.lost
+    world.leave()
+    return None if lost is None else str(lost)
+
+
+def test_a_process_that_was_stopped_itself_accuses_nobody(ranks: Ranks, port: int) -> None:
+    assert ranks.results(3, freeze_together, port=port) == [None, None, None]
+
+
+def exchange_in_a_new_world(port: int, times: int, hosted: bool) -> list[Any]:
+    """One session after another in the same processes."""
+    seen: list[Any] = []
+    for attempt in range(times):
+        world = join(port, hosted=hosted)
+        groups = world.build_groups(PP0)
+        world.heartbeat.start()
+        seen.append(world.exchange(f"{attempt}".encode()))
+        if groups.digests is not None and groups.sums is not None:
+            seen.append(groups.digests.gather(os.environ["RANK"].encode()))
+            groups.sums.all_reduce_sum(torch.ones(1))
+            seen.append(groups.sums.wait_s > 0)
+        world.leave()
+    return seen
+
+
+@pytest.mark.parametrize("hosted", [True, False])
+def test_sessions_follow_each_other_on_one_port(ranks: Ranks, port: int, hosted: bool) -> None:
+    used = port if hosted else free_port()
+    rank0, *mesh = ranks.results(3, exchange_in_a_new_world, port=used, times=3, hosted=hosted)
+    assert rank0 == [[b"0"] * 3, [b"1"] * 3, [b"2"] * 3]
+    for seen in mesh:
+        assert seen[::3] == rank0
+        assert seen[1::3] == [[b"1", b"2"]] * 3
+        assert seen[2::3] == [True] * 3

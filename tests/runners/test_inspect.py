@@ -1,0 +1,210 @@
+"""A recording is read by a person: what happened stands in its place, in words and in colours."""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from scope_contracts.errors import ContractError, UserInputError
+from scope_contracts.recording import Closed, Control
+from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
+from tests.recordings import finished, opened, packed, planned, story, write
+
+
+def inspect(path: Path, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_inspect_arguments(parser)
+    return run_inspect(parser.parse_args([str(path), *arguments]))
+
+
+def row(table: str, chunks: str) -> str:
+    return next(line for line in table.splitlines() if line.strip().startswith(chunks + "  "))
+
+
+def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert inspect(path, "--json") == 0
+    read = json.loads(capsys.readouterr().out)
+    assert isinstance(read, dict)
+    return read
+
+
+def test_the_table_tells_what_happened_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert inspect(write(tmp_path / "a.scope", story())) == 0
+    table = capsys.readouterr().out
+    for words in (
+        "tiny, pp1 tp 2, 64x64 at 16 frames/s, seed 7, float32, bias 0.8",
+        "7 chunks (5.2 s of video), 2 epochs, 1 dropped, 1 recompute, 1 restart; ended in order",
+        'prompt "a green square" over 3 chunks (slerp, bias to 0.2)',
+        "hard cut, dropping what was in flight",
+        "failed: PeerLostError: rank 2 is gone",
+        "restart, 3.0 s after the last record",
+    ):
+        assert words in table
+    below = table.split("\n")
+    at = below.index(row(table, "5"))
+    assert below[at + 1].strip() == "dropped: it came after a hard cut"
+    assert row(table, "3").split() == ["3", "2.25", "0", "3", "0.40", "50.0", "9.0", "4.0"]
+
+
+def test_chunks_without_news_share_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chunks = [item for index in range(30) for item in ((planned(index), b""), finished(index))]
+    asked = (Control(at_s=0.0, chunk_index=20, recompute=True), b"")
+    inspect(write(tmp_path / "a.scope", [(opened(), b""), asked, *chunks]))
+    table = capsys.readouterr().out
+    assert [line[:13].strip() for line in table.splitlines()[4:]] == ["0 - 19", "20", "", "21 - 29"]
+    assert "cut off, or still going on" in table
+
+
+def test_json_has_every_chunk_and_forgets_what_a_restart_did_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = story()
+    lost = [finished(7, 1, values=(5.0, 5.0)), (planned(8, 1), b"")]
+    read = as_json(write(tmp_path / "a.scope", records[:-5] + lost + records[-5:]), capsys)
+    assert [chunk["chunk_index"] for chunk in read["chunks"]] == list(range(8))
+    assert [chunk["fate"] for chunk in read["chunks"]] == ["shown"] * 5 + ["dropped"] + [
+        "shown"
+    ] * 2
+    assert read["chunks"][7]["latents_sha256"] == finished(7)[0].latents_sha256
+    assert read["chunks"][7]["do_kv_recompute"] is True
+    assert read["chunks"][7]["start_s"] == 4.5
+    assert read["lost_chunks"] == 2
+    assert [control["chunk_index"] for control in read["controls"]] == [0, 2, 6]
+    assert read["closed"] is True
+
+
+def test_a_crash_is_told_with_what_it_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.scope"
+    path.write_bytes(packed(story()[:6])[:-3])
+    read = as_json(path, capsys)
+    assert [chunk["fate"] for chunk in read["chunks"]] == ["shown", "unfinished"]
+    assert (read["closed"], read["torn_bytes"] > 0) == (False, True)
+    assert inspect(path) == 0
+    table = capsys.readouterr().out
+    assert f"cut off in the middle of a record ({read['torn_bytes']} bytes" in table
+    assert "planned, and not finished" in table
+
+
+def test_damage_is_an_error_after_what_is_whole_was_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.scope"
+    data = bytearray(packed(story()))
+    data[len(packed(story()[:4])) + 20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ContractError, match="the recording is damaged"):
+        inspect(path)
+    assert "1 chunk (0.8 s of video)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("left", [b"", b"\x89SCO", packed([])])
+def test_a_file_without_a_whole_record_is_said_to_be_that(tmp_path: Path, left: bytes) -> None:
+    path = tmp_path / "a.scope"
+    path.write_bytes(left)
+    with pytest.raises(ContractError, match="no whole record"):
+        inspect(path)
+
+
+def test_a_file_that_cannot_be_read_is_the_users_to_change(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere.scope", tmp_path):
+        with pytest.raises(UserInputError, match="give a file that --record wrote"):
+            inspect(path)
+
+
+def test_a_hostile_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bell = Control(at_s=0.0, chunk_index=0, prompt="\x1b[2J\a\x9b1A\n", embeds_sha256="c")
+    inspect(
+        write(tmp_path / "a.scope", [(opened(model="\x1b]0;"), b""), (bell, b""), *story()[2:4]])
+    )
+    table = capsys.readouterr().out
+    assert 'prompt "?[2J??1A?"' in table
+    assert all(character.isprintable() for character in table.replace("\n", ""))
+
+
+def test_the_picture_shows_cut_restart_and_recompute_where_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    inspect(write(tmp_path / "a.scope", story()), "--picture", str(path), "--json")
+    with Image.open(path) as picture:
+        assert 900 < picture.width < 1100
+        pixels = picture.convert("RGB")
+    columns: dict[tuple[int, ...], list[int]] = {}
+    for x in range(110, pixels.width):
+        for colour in {pixels.getpixel((x, y)) for y in range(160, 480)}:
+            assert isinstance(colour, tuple)
+            columns.setdefault(colour, []).append(x)
+    chunk_px = 900 / 8
+    cut, restart = columns[240, 96, 96], columns[250, 170, 60]
+    assert cut[0] == pytest.approx(110 + 6 * chunk_px, abs=1)
+    assert restart[0] == pytest.approx(110 + 7 * chunk_px, abs=1)
+    dropped = range(round(110 + 5 * chunk_px), round(110 + 6 * chunk_px) - 2)
+    assert not set(dropped) & set(columns[88, 190, 130])
+    assert len(columns[88, 190, 130]) > 6 * chunk_px
+
+
+def test_a_picture_of_a_long_stream_has_a_bounded_size(tmp_path: Path) -> None:
+    chunks = [item for index in range(3000) for item in ((planned(index), b""), finished(index))]
+    cuts = [
+        (Control(at_s=0.0, chunk_index=index, hard_cut=True), b"") for index in range(0, 3000, 9)
+    ]
+    path = tmp_path / "a.png"
+    recording = write(tmp_path / "a.scope", [(opened(), b""), *chunks, *cuts])
+    inspect(recording, "--picture", str(path), "--json")
+    with Image.open(path) as picture:
+        assert picture.width < 2000
+        assert picture.height < 1500
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_valid_recording_can_be_shown(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Nothing in a record is trusted to be sensible: indices, times and texts may be anything."""
+    folder = tmp_path_factory.mktemp("any")
+    integers = st.integers(0, 2**62)
+    records = data.draw(st.lists(st.sampled_from(story()), max_size=12))
+    record, latents = finished(0)
+    strange = replace(
+        record,
+        chunk_index=data.draw(integers),
+        num_frames=data.draw(integers),
+        at_s=data.draw(st.floats(allow_nan=False, allow_infinity=False)),
+        stage_ms=(("generate", data.draw(st.floats(allow_nan=False, allow_infinity=False))),),
+    )
+    plan = planned(
+        data.draw(st.integers(-5, 2**62)),
+        current_start_frame=0,
+        kv_cache_attention_bias=data.draw(st.floats(allow_nan=False, allow_infinity=False)),
+    )
+    path = write(
+        folder / "a.scope",
+        [(opened(), b""), *records, (strange, latents), (plan, b""), (Closed(at_s=0.0), b"")],
+    )
+    assert inspect(path, "--picture", str(folder / "a.png")) == 0
+
+
+def test_looking_at_a_recording_loads_no_torch(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.scope", story())
+    program = f"""
+import sys
+from tests.runners.test_inspect import inspect
+inspect({str(path)!r})
+assert "torch" not in sys.modules, "inspect takes seconds to start"
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, timeout=60, check=False)
+    assert done.returncode == 0

@@ -1,0 +1,255 @@
+"""A recording comes out the same when it is run again, and a replay notices when it does not."""
+
+import argparse
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scope_contracts.errors import ContractError, UserInputError
+from scope_contracts.recording import Control, Dropped, Finished, Opened, Planned, Record
+from scope_contracts.recording_file import RecordingReader
+from scope_contracts.tensor_spec import DType
+from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.session import ScheduledEvent, StreamSession
+from scope_runners.replay import add_replay_arguments, run_replay
+from tests.recordings import Story, opened, story, write
+from tests.tiny_folder import write_tiny_folder
+
+SOFT = TransitionSpec(num_chunks=3, method=Interpolation.SLERP, bias_floor=0.2)
+SCHEDULE = (
+    ScheduledEvent(chunk_index=2, prompt="a green square", transition=SOFT),
+    ScheduledEvent(chunk_index=5, recompute=True),
+    ScheduledEvent(chunk_index=7, hard_cut=True, prompt="a blue triangle"),
+)
+NUM_CHUNKS = 9
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def recording(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stream with a soft transition, a forced recompute and a hard cut."""
+    path = tmp_path_factory.mktemp("recording") / "a.scope"
+    with StreamSession(model, seed=3, kv_cache_attention_bias=0.8, record=path) as session:
+        chunks = session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=SCHEDULE)
+        assert len(list(chunks)) == NUM_CHUNKS
+    assert session.recording_failure is None
+    return path
+
+
+def replay(recording: Path, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_replay_arguments(parser)
+    return run_replay(parser.parse_args([str(recording), *arguments]), [])
+
+
+def report(recording: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code = replay(recording, "--json", *arguments)
+    read = json.loads(capsys.readouterr().out)
+    assert isinstance(read, dict)
+    assert code == (0 if read["passed"] else 1)
+    return read
+
+
+def read_story(path: Path) -> Story:
+    with path.open("rb") as file:
+        reader = RecordingReader(file)
+        return [(entry.record, reader.blob(entry)) for entry in list(reader)]
+
+
+def changed(
+    recording: Path, into: Path, change: Callable[[Record, bytes], tuple[Record, bytes]]
+) -> Path:
+    return write(into, [change(record, blob) for record, blob in read_story(recording)])
+
+
+def test_the_same_plan_gives_equal_bits(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = report(recording, capsys)
+    assert (read["passed"], read["compared"], read["not_compared"]) == (True, NUM_CHUNKS, 0)
+    assert (read["tolerance"], read["largest_diff"], read["differences"]) == (0.0, 0.0, [])
+    assert replay(recording) == 0
+    assert capsys.readouterr().out.endswith("result     equal\n")
+
+
+def test_one_changed_bit_is_found_in_its_chunk(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(record: Record, blob: bytes) -> tuple[Record, bytes]:
+        if isinstance(record, Finished) and record.chunk_index in (4, 6):
+            (value,) = struct.unpack_from("<f", blob)
+            return record, struct.pack("<f", value + 0.5 * record.chunk_index) + blob[4:]
+        return record, blob
+
+    path = changed(recording, tmp_path / "b.scope", change)
+    read = report(path, capsys)
+    assert [difference["chunk_index"] for difference in read["differences"]] == [4, 6]
+    assert read["differences"][0]["max_abs_diff"] == pytest.approx(2.0, abs=1e-3)
+    assert read["largest_diff"] == pytest.approx(3.0, abs=1e-3)
+    assert replay(path) == 1
+    printed = capsys.readouterr().out
+    assert "2 chunks DIFFER, the first is 4 (by 2); the largest difference is 3" in printed
+
+
+def test_a_zero_of_the_other_sign_is_another_bit(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A difference of nothing at all still is one where equal bits are promised."""
+    read = []
+    for zero in (b"\x00\x00\x00\x00", b"\x00\x00\x00\x80"):
+
+        def change(record: Record, blob: bytes, zero: bytes = zero) -> tuple[Record, bytes]:
+            is_first = isinstance(record, Finished) and record.chunk_index == 0
+            return record, zero + blob[4:] if is_first else blob
+
+        read.append(report(changed(recording, tmp_path / "b.scope", change), capsys))
+    assert all([d["chunk_index"] for d in one["differences"]] == [0] for one in read)
+    assert read[0]["largest_diff"] == read[1]["largest_diff"]
+
+
+def test_other_control_input_is_another_stream_and_the_field_is_named(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def steeper(record: Record, blob: bytes) -> tuple[Record, bytes]:
+        if isinstance(record, Control) and record.transition_num_chunks:
+            return replace(record, transition_bias_floor=0.1), blob
+        return record, blob
+
+    path = changed(recording, tmp_path / "b.scope", steeper)
+    assert replay(path) == 1
+    printed = capsys.readouterr().out
+    assert "the first is 2" in printed
+    assert "kv_cache_attention_bias: recorded 0." in printed
+
+
+def test_what_a_live_cut_dropped_is_not_missed(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def drop(record: Record, blob: bytes) -> tuple[Record, bytes]:
+        if isinstance(record, Finished) and record.chunk_index == 6:
+            return Dropped(at_s=record.at_s, chunk_index=6, cache_epoch=0), b""
+        return record, blob
+
+    read = report(changed(recording, tmp_path / "b.scope", drop), capsys)
+    assert (read["passed"], read["compared"], read["not_compared"]) == (True, NUM_CHUNKS - 1, 1)
+
+
+def test_a_stream_that_was_started_again_is_one_that_recomputes_there(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The restart falls into a soft transition; the lost chunk's records are not the stream's."""
+    record, checkpoint = tmp_path / "a.scope", tmp_path / "checkpoint"
+
+    def session(*, resume: bool) -> StreamSession:
+        return StreamSession(model, seed=3, record=record, checkpoint=checkpoint, resume=resume)
+
+    first = session(resume=False)
+    chunks = first.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=SCHEDULE)
+    assert [next(chunks).chunk_index for _ in range(4)] == [0, 1, 2, 3]
+    saved = checkpoint.read_bytes()
+    next(chunks)
+    first.close()
+    checkpoint.write_bytes(saved)
+    with record.open("ab") as file:
+        file.write(b"\x99\x00\x00")
+    with session(resume=True) as second:
+        chunks = second.stream("", num_chunks=NUM_CHUNKS)
+        assert [chunk.chunk_index for chunk in chunks][-1] == NUM_CHUNKS - 1
+    envelopes = [r.envelope for r, _ in read_story(record) if isinstance(r, Planned)]
+    assert [e.chunk_index for e in envelopes if e.do_kv_recompute] == [4, 5]
+    read = report(record, capsys)
+    assert (read["passed"], read["compared"]) == (True, NUM_CHUNKS)
+    assert read["largest_diff"] == 0.0
+
+
+def test_a_crash_leaves_a_recording_that_replays_to_its_last_whole_record(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "b.scope"
+    path.write_bytes(recording.read_bytes()[: recording.stat().st_size // 2])
+    read = report(path, capsys)
+    assert read["passed"] is True
+    assert 2 < read["compared"] < NUM_CHUNKS - 2
+
+
+def test_damage_is_told_after_what_could_be_compared(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "b.scope"
+    data = bytearray(recording.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ContractError, match="the recording is damaged"):
+        replay(path)
+    assert "result     equal" in capsys.readouterr().out
+
+
+def test_the_replays_own_recording_can_be_kept_but_not_instead_of_the_first(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, before = tmp_path / "kept.scope", recording.read_bytes()
+    assert replay(recording, "--record", str(kept)) == 0
+    with pytest.raises(UserInputError, match="names the recording itself"):
+        replay(recording, "--record", str(recording))
+    assert recording.read_bytes() == before
+    capsys.readouterr()
+    assert report(kept, capsys)["passed"] is True
+
+
+def test_another_model_is_refused_before_it_runs(
+    recording: Path, tmp_path: Path, model: Path
+) -> None:
+    other = write_tiny_folder(tmp_path / "other")
+    (other / "recipe.json").write_text((model / "recipe.json").read_text() + "\n")
+    with pytest.raises(UserInputError, match="name the recorded one with --model"):
+        replay(recording, "--model", str(other))
+    assert replay(recording, "--model", str(model)) == 0
+
+
+@pytest.mark.parametrize("first", [opened(resumed_at_chunk=4), opened()])
+def test_a_recording_without_the_streams_beginning_is_refused(
+    recording: Path, tmp_path: Path, first: Opened
+) -> None:
+    fingerprint = read_story(recording)[0][0]
+    assert isinstance(fingerprint, Opened)
+    first = replace(fingerprint, resumed_at_chunk=first.resumed_at_chunk)
+    later = story()[8:-5]
+    with pytest.raises(UserInputError, match="there is nothing to compare"):
+        replay(write(tmp_path / "b.scope", [(first, b""), *later]))
+
+
+def test_only_fp32_is_compared_across_tp_degrees(recording: Path, tmp_path: Path) -> None:
+    def halves(record: Record, blob: bytes) -> tuple[Record, bytes]:
+        if isinstance(record, Opened):
+            return replace(record, dtype=DType.BFLOAT16), blob
+        return record, blob
+
+    path = changed(recording, tmp_path / "b.scope", halves)
+    with pytest.raises(UserInputError, match="replay it with --tp 1"):
+        replay(path, "--plan", "pp0", "--tp", "2")
+
+
+@pytest.mark.parametrize(("plan", "tolerance"), [(("pp1", "1"), 0.0), (("tp_v1_1", "2"), 1e-4)])
+def test_another_plan_gives_equal_bits_and_another_degree_1e_4(
+    recording: Path, plan: tuple[str, str], tolerance: float
+) -> None:
+    command = [sys.executable, "-m", "scope_runners.replay", str(recording), "--json"]
+    command += ["--plan", plan[0], "--tp", plan[1]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    read = json.loads(done.stdout)
+    assert read["replayed_as"] == f"{plan[0]} tp {plan[1]}"
+    assert (read["passed"], read["compared"], read["tolerance"]) == (True, NUM_CHUNKS, tolerance)
+    assert (read["largest_diff"] > 0) == (tolerance > 0)
+    assert read["largest_diff"] <= tolerance
