@@ -34,6 +34,8 @@ class RuntimeConfig:
     tp_allow_compile: bool = False
     digest_every: int = 64
     """Chunks from one comparison of the generator ranks to the next."""
+    bring_up: bool = False
+    """Whether rank0 sends the text with every chunk, to be compared with what the mesh holds."""
     input_digest: bool = False
     """Whether every frame on a link carries a digest of its bytes."""
     slow_rank_factor: float = 0.0
@@ -76,6 +78,7 @@ class RuntimeConfig:
             kv_cache_recompute_every=_count(env, "SCOPE_KV_CACHE_RECOMPUTE_EVERY", None),
             tp_allow_compile=bool(_switch(env, "SCOPE_TP_ALLOW_COMPILE", False)),
             digest_every=_count(env, "SCOPE_DIGEST_EVERY", 64) or 64,
+            bring_up=bool(_switch(env, "SCOPE_BRING_UP", False)),
             input_digest=bool(_switch(env, "SCOPE_TP_INPUT_DIGEST", False)),
             slow_rank_factor=_positive(env, "SCOPE_SLOW_RANK_FACTOR", 0.0, unit="times"),
             heartbeat_timeout_s=_positive(env, "SCOPE_HEARTBEAT_TIMEOUT_S", 10.0),

@@ -5,6 +5,7 @@ Every rank of a plan runs the same lines; on mesh ranks `stream` serves rank0 an
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from scope_rt.control.inbox import Conditioning, Directive, Receipt, ScheduledDi
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.recompute import Recompute, choose_recompute
 from scope_rt.control.recording import NullRecorder, StreamRecorder
-from scope_rt.control.stream_state import Checkpoint
+from scope_rt.control.stream_state import Checkpoint, StreamState
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.faults import Faults, InjectedFaults, NoFaults, decode
 from scope_rt.instruments import Instruments
@@ -69,7 +70,8 @@ class StreamSession:
         trace: where stages are recorded.
         checkpoint: a file that rank0 replaces after every chunk; delete it when its consumer has
             all it wanted.
-        resume: go on where `checkpoint` was saved, if it exists; every rank is given the same.
+        resume: whether to go on where `checkpoint` was saved, if it exists. By default, if ranks
+            that this launcher started before have saved it; else it is deleted.
         record: a new file for the flight recorder; it is continued by a resumed stream.
         past: what later chunks are told of a chunk: its own latents, but in a replay.
 
@@ -93,7 +95,7 @@ class StreamSession:
         recompute: str | None = None,
         trace: Trace | None = None,
         checkpoint: Path | None = None,
-        resume: bool = False,
+        resume: bool | None = None,
         record: Path | None = None,
         past: Past = own_past,
         config: RuntimeConfig | None = None,
@@ -135,6 +137,7 @@ class StreamSession:
             base_seed=seed,
             kv_cache_attention_bias=kv_cache_attention_bias,
             recompute_every=chosen.every,
+            bring_up=config.bring_up,
         )
         self.cache_bytes = setup.cache_spec(geometry).num_bytes(topology.tp_degree)
         self.is_control_rank = config.rank == 0
@@ -143,53 +146,58 @@ class StreamSession:
         self._controller: Controller | None = None
         self._served = False
         self._spans: tuple[Span, ...] | None = None
-        saved, self._checkpoint = None, None
-        if self.is_control_rank and checkpoint is not None:
-            self._checkpoint = Checkpoint(checkpoint, _identity(setup, settings))
-            saved = self._checkpoint.load(settings) if resume else None
-        planner = Planner(settings=settings) if saved is None else saved.position.planner
-        stand, memory = Stand(position=planner.position), self._memory(codec, chosen)
-        if saved is not None:
-            stand = replace(stand, memory=saved.memory, decoder=saved.decoder_after)
+        memory = self._memory(codec, chosen)
         pipeline = FullPipeline(
             noise=SeededNoise(),
             decoder=codec.streaming_decoder(),
             memory=memory,
             past=past,
         )
-        self._rank = Rank(
-            setup, geometry, instruments=self._instruments, stand=stand, pipeline=pipeline
-        )
-        self.resumed_at_chunk = None if saved is None else planner.next_chunk_index
-        """The first chunk that is planned anew, where the session goes on with a stream."""
-        if self.is_control_rank:
-            if record is not None:
-                opened = _opened(setup, settings, str(model), self.resumed_at_chunk)
-                self._recorder = Recorder(
-                    record,
-                    opened,
-                    resume=resume,
-                    faults=self._instruments.faults,
-                )
-            stages = Stages(
-                mesh=self._rank.port(),
-                decoder=codec.streaming_decoder(),
-                memory=memory,
-                noise=SeededNoise(),
-                geometry=geometry,
-                cache=setup.cache_spec(geometry),
-                past=past,
-            )
-            self._controller = Controller(
-                planner,
-                stages,
-                max_in_flight=topology.max_in_flight,
-                recorder=self._recorder,
-                instruments=self._instruments,
-                checkpoint=self._checkpoint,
-            )
+        self._rank = Rank(setup, geometry, instruments=self._instruments, pipeline=pipeline)
+        with ExitStack() as on_error:
+            on_error.callback(self._rank.leave)
+            self._checkpoint: Checkpoint | None = None
+            saved = None
+            if self.is_control_rank and checkpoint is not None:
+                identity = _identity(setup, settings)
+                self._checkpoint = Checkpoint(checkpoint, identity, run_id=self._rank.run_id)
+                saved = _saved(self._checkpoint, settings, config, resume=resume)
+            planner = Planner(settings=settings) if saved is None else saved.position.planner
+            stand = Stand(position=planner.position)
             if saved is not None:
-                self._controller.resume(saved)
+                stand = replace(stand, memory=saved.memory, decoder=saved.decoder_after)
+            self._rank.start(stand)
+            self.resumed_at_chunk = None if saved is None else planner.next_chunk_index
+            """The first chunk that is planned anew, where the session goes on with a stream."""
+            self.num_held_before = 0 if saved is None else saved.num_held
+            """Chunks that the consumer held for good when that stream was saved."""
+            if self.is_control_rank:
+                if record is not None:
+                    opened = _opened(setup, settings, str(model), self.resumed_at_chunk)
+                    faults = self._instruments.faults
+                    self._recorder = Recorder(
+                        record, opened, resume=saved is not None, faults=faults
+                    )
+                stages = Stages(
+                    mesh=self._rank.port(),
+                    decoder=codec.streaming_decoder(),
+                    memory=memory,
+                    noise=SeededNoise(),
+                    geometry=geometry,
+                    cache=setup.cache_spec(geometry),
+                    past=past,
+                )
+                self._controller = Controller(
+                    planner,
+                    stages,
+                    max_in_flight=topology.max_in_flight,
+                    recorder=self._recorder,
+                    instruments=self._instruments,
+                    checkpoint=self._checkpoint,
+                )
+                if saved is not None:
+                    self._controller.resume(saved)
+            on_error.pop_all()
 
     @property
     def recording_failure(self) -> str | None:
@@ -251,13 +259,15 @@ class StreamSession:
         stays then, for a session that goes on.
         """
         if self._spans is None:
-            if self._controller is not None and self._controller.is_midway:
-                self._controller.inbox.close("the stream failed")
-                self._spans = self.trace.spans
-            else:
-                self._spans = self._end_together()
-            self._recorder.close()
-            self._rank.leave()
+            self._spans = self.trace.spans
+            try:
+                if self._controller is not None and self._controller.is_midway:
+                    self._controller.inbox.close("the stream failed")
+                else:
+                    self._spans = self._end_together()
+            finally:
+                self._recorder.close()
+                self._rank.leave()
         return self._spans
 
     def _end_together(self) -> tuple[Span, ...]:
@@ -328,6 +338,18 @@ def instruments_of(config: RuntimeConfig, trace: Trace) -> Instruments:
         injected = decode(config.faults)
         faults = InjectedFaults(injected, rank=config.rank, attempt=config.attempt)
     return Instruments(trace=trace, faults=faults, tripwires=config.tripwires)
+
+
+def _saved(
+    checkpoint: Checkpoint, settings: StreamSettings, config: RuntimeConfig, *, resume: bool | None
+) -> StreamState | None:
+    """The state to go on with; what is not gone on with is deleted, so that nobody does later."""
+    if resume is None:
+        resume = config.attempt > 0 or checkpoint.is_of_this_run()
+    if not resume:
+        checkpoint.clear()
+        return None
+    return checkpoint.load(settings)
 
 
 def _identity(setup: RankSetup, settings: StreamSettings) -> dict[str, str | int | float]:

@@ -1,5 +1,6 @@
 """The one table between the contract's dtypes and torch's, and what follows from it."""
 
+import hashlib
 from collections.abc import Mapping
 
 import msgpack
@@ -35,6 +36,12 @@ def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 def specs_by_name(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     """The spec of every tensor under its name."""
     return {name: spec_of(name, tensor) for name, tensor in tensors.items()}
+
+
+def digest_of(tensor: Tensor) -> str:
+    """BLAKE2b of a tensor's bytes, 16 bytes in hexadecimal."""
+    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return hashlib.blake2b(raw.data, digest_size=16).hexdigest()
 
 
 def empty(spec: TensorSpec) -> Tensor:

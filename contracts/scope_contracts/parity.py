@@ -31,6 +31,10 @@ class ParityKeys:
     tp_allow_compile: bool = field(metadata={_ENVIRONMENT: "SCOPE_TP_ALLOW_COMPILE"})
     digest_every: int = field(metadata={_ENVIRONMENT: "SCOPE_DIGEST_EVERY"})
     input_digest: bool = field(metadata={_ENVIRONMENT: "SCOPE_TP_INPUT_DIGEST"})
+    heartbeat_timeout_s: float = field(
+        default=10.0, metadata={_ENVIRONMENT: "SCOPE_HEARTBEAT_TIMEOUT_S"}
+    )
+    slow_rank_factor: float = field(default=0.0, metadata={_ENVIRONMENT: "SCOPE_SLOW_RANK_FACTOR"})
     dtype: DType
     torch_version: str
     package_version: str
@@ -69,15 +73,20 @@ class ScalarDigest:
     base_seed: int
     global_end_index: int
     local_end_index: int
+    conditioning: str = ""
+    """Digest of the text in effect, in hexadecimal."""
 
     @classmethod
-    def of(cls, envelope: PPEnvelope, indices: CacheIndices) -> "ScalarDigest":
-        """The scalars of `envelope` beside the cache's indices."""
+    def of(
+        cls, envelope: PPEnvelope, indices: CacheIndices, *, conditioning: str = ""
+    ) -> "ScalarDigest":
+        """The scalars of `envelope` beside the cache's indices and the text in effect."""
         shared = {f.name for f in fields(cls)} & {f.name for f in fields(PPEnvelope)}
         return cls(
             **{name: getattr(envelope, name) for name in shared},
             global_end_index=indices.global_end_index,
             local_end_index=indices.local_end_index,
+            conditioning=conditioning,
         )
 
     def encode(self) -> bytes:

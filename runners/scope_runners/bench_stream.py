@@ -192,8 +192,10 @@ class Bench:
             width=recipe.default_width,
             base_seed=0,
         )
+        rank = Rank(setup, geometry, instruments=Instruments())
+        rank.start()
         stages = Stages(
-            mesh=Rank(setup, geometry, instruments=Instruments()).port(),
+            mesh=rank.port(),
             decoder=self._kept,
             memory=ContextMemory(
                 recipe,

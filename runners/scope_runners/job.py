@@ -81,7 +81,7 @@ def prepare(request: StreamRequest, config: RuntimeConfig) -> StreamJob:
     Raises:
         UserInputError: the request cannot be met; the sentence names the flag to change.
     """
-    topology = Topology(plan_id=request.plan, tp_degree=degree_of(request, config.attempt))
+    topology = _topology(request, config)
     model = ModelFolder.open(request.model)
     check_degree(model.config, topology.tp_degree)
     codec, text_encoder = model.codec(), model.text_encoder()
@@ -123,6 +123,14 @@ def degree_of(request: StreamRequest, attempt: int) -> int:
     if attempt > 0 and request.fallback_tp is not None:
         return request.fallback_tp
     return request.tp_degree
+
+
+def _topology(request: StreamRequest, config: RuntimeConfig) -> Topology:
+    """The topology of this attempt; a launcher that starts as many ranks as ever knows no other."""
+    topology = Topology(plan_id=request.plan, tp_degree=degree_of(request, config.attempt))
+    if config.launched and topology.world_size != config.world_size:
+        return Topology(plan_id=request.plan, tp_degree=request.tp_degree)
+    return topology
 
 
 def transition_of(request: StreamRequest) -> TransitionSpec | None:

@@ -5,6 +5,7 @@ A stream that goes on after a restart tells of all its chunks, an earlier proces
 
 import base64
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -19,21 +20,19 @@ class Journal:
     """A file of JSON lines: a `ChunkRecord` and, for some, a picture uint8 `[H, W, 3]`."""
 
     def __init__(self, path: Path) -> None:
-        """Start anew."""
+        """Go on after what is there."""
         self.path = path
-        self._file = path.open("wb")
+        self._file = path.open("ab")
 
     @classmethod
     def open(
         cls, path: Path, *, num_chunks: int | None
     ) -> tuple[Self, list[tuple[ChunkRecord, NDArray[np.uint8] | None]]]:
-        """Go on after the first `num_chunks` lines, which are returned; None starts anew."""
-        is_there = num_chunks is not None and path.exists()
-        lines = path.read_bytes().splitlines(keepends=True) if is_there else []
+        """Go on after the first `num_chunks` lines, which are returned; None keeps all."""
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         kept = [line for line in lines if line.endswith(b"\n")][:num_chunks]
         journal = cls(path)
-        journal._file.writelines(kept)
-        journal._file.flush()
+        os.truncate(path, sum(map(len, kept)))
         return journal, [_entry(json.loads(line)) for line in kept]
 
     def add(self, chunk: ChunkRecord, picture_HWC: NDArray[np.uint8] | None) -> None:

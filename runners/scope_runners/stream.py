@@ -32,7 +32,7 @@ from scope_runners.job import (
 )
 from scope_runners.journal import Journal
 from scope_runners.launcher import Attempt, FileWatch, Restarts, launch_attempts
-from scope_runners.main import guarded
+from scope_runners.main import FAILED, guarded
 from scope_runners.progress import progress_bar
 from scope_runners.request import StreamRequest, parse_stream_request
 from scope_runners.storyboard import Storyboard
@@ -109,12 +109,12 @@ class StopRequest:
 class _Shown:
     """What rank0 keeps of the chunks it has shown, in this process and before it."""
 
-    def __init__(self, job: StreamJob, files: OutputFiles, *, num_held: int | None) -> None:
-        """`num_held` chunks are held from before a restart; None starts anew."""
+    def __init__(self, job: StreamJob, files: OutputFiles, *, num_kept: int | None) -> None:
+        """`num_kept` chunks were shown before a restart, and stay; None keeps all there are."""
         self.storyboard = Storyboard(job.timeline, fps=job.recipe.fps)
         self.chunks: list[ChunkRecord] = []
         self.first_frame_s: float | None = None
-        self.journal, entries = Journal.open(files.journal, num_chunks=num_held)
+        self.journal, entries = Journal.open(files.journal, num_chunks=num_kept)
         for chunk, picture in entries:
             self.storyboard.add(chunk, picture)
             self.chunks.append(chunk.ordered())
@@ -151,12 +151,11 @@ def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
     Where the ranks will be started again after a failure, all is left as it is for them.
     """
     files = check_outputs(job)
-    resumes = job.request.resume or config.attempt > 0
-    if not resumes:
-        _say_once(job)
-    session = _session(job, config, _trace(job, config), files, resume=resumes)
+    session = _session(job, config, _trace(job, config), files)
     ready_s = time.perf_counter()
     goes_on = session.resumed_at_chunk is not None
+    if not goes_on:
+        _say_once(job)
     if job.request.resume and not goes_on:
         print(f"scope-rt: {files.video} has no stream to resume; starting anew", file=sys.stderr)
     writer = VideoWriter(
@@ -168,13 +167,17 @@ def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
         resume=goes_on,
         keep_on_error=True,
     )
-    shown = _Shown(job, files, num_held=writer.held_chunks if goes_on else None)
+    # A writer joins its file before the checkpoint goes: killed in between, all is shown already.
+    is_published = writer.held_chunks < session.num_held_before and files.video.exists()
+    num_kept = writer.held_chunks if goes_on else 0
+    shown = _Shown(job, files, num_kept=None if is_published else num_kept)
     failure, spans = None, tuple[Span, ...]()
     with StopRequest() as stop, writer:
         try:
             with ExitStack() as on_failure:
                 on_failure.push(session)
-                _show_all(job, session, writer, shown, stop)
+                if not is_published:
+                    _show_all(job, session, writer, shown, stop)
                 on_failure.pop_all()
             spans = session.close()
         except RecordingError:
@@ -216,7 +219,9 @@ def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
         _report(summary, as_json=job.request.json)
         if failure is not None:
             raise failure
-        return 0 if complete or stop.signum is None else 128 + stop.signum
+        if complete:
+            return 0
+        return FAILED if stop.signum is None else 128 + stop.signum
 
 
 def _forget(files: OutputFiles, shown: _Shown) -> None:
@@ -247,8 +252,6 @@ def _session(
     config: RuntimeConfig,
     trace: Trace,
     files: OutputFiles | None = None,
-    *,
-    resume: bool = False,
 ) -> StreamSession:
     request = job.request
     return StreamSession(
@@ -262,7 +265,7 @@ def _session(
         recompute=request.recompute,
         trace=trace,
         checkpoint=None if files is None else files.checkpoint,
-        resume=resume,
+        resume=True if request.resume else None,
         record=request.record,
         config=config,
     )

@@ -25,7 +25,7 @@ from scope_contracts.envelope import (
     PPResult,
     shutdown_envelope,
 )
-from scope_contracts.errors import ScopeError
+from scope_contracts.errors import ScopeError, UserInputError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.parity import ScalarDigest
@@ -42,7 +42,7 @@ from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import INITIAL, NoiseSource
 from scope_rt.models.past import Past, own_past
-from scope_rt.tensors import TORCH_DTYPES, specs_by_name, specs_of
+from scope_rt.tensors import TORCH_DTYPES, digest_of, specs_by_name, specs_of
 from scope_rt.tripwires import Tripwire
 from scope_rt.vae.codec import StreamingDecoder
 
@@ -105,11 +105,11 @@ class Controller:
             plan_id=settings.plan_id, frames_per_block=settings.recipe.frames_per_block
         )
         self._in_flight: deque[_InFlight] = deque()
-        self._held_back: Taken | None = None
-        """Taken for a chunk that cannot be planned before those in flight have arrived."""
         self._unheld: deque[tuple[Arrived, dict[str, Tensor]]] = deque()
         """Chunks the consumer may not hold yet, with the decoder's memory before each."""
         self._num_emitted = 0
+        self._num_held: Callable[[], int] = self._all_but_the_last
+        self._text_digest = ""
         self._first_epoch = 0
         """Results of older epochs are dropped."""
         self._undecoded = False
@@ -140,8 +140,8 @@ class Controller:
         it was given last. A resumed stream emits first what its consumer lacks.
         """
         wanted = math.inf if num_chunks is None else num_chunks
-        held = num_held or (lambda: self._num_emitted - 1)
-        yield from self._emit_again(held)
+        self._num_held = num_held or self._all_but_the_last
+        yield from self._emit_again()
         while self._num_emitted < wanted:
             self._fill(wanted)
             arrived = self._arrive()
@@ -150,10 +150,10 @@ class Controller:
             if not self._in_flight and self._max_in_flight > 1:
                 self._fill(wanted - 1)  # the mesh would wait for rank0 to decode
             chunk = self._show(arrived)
-            if not self._in_flight and self._max_in_flight > 1:
-                self._fill(wanted - 1)  # or for the consumer
             self._num_emitted += 1
-            self._save(held)
+            if not self._in_flight and self._max_in_flight > 1:
+                self._fill(wanted)  # or for the consumer
+            self._save()
             yield self._instruments.faults.reach(FaultPoint.EMIT, chunk.chunk_index, chunk)
 
     def begin(self) -> None:
@@ -166,14 +166,16 @@ class Controller:
         while len(self._in_flight) < self._max_in_flight and self._num_wanted() < wanted:
             waits_for_decode = self._undecoded and self._stages.memory.needs_frames
             is_ahead = bool(self._in_flight) or waits_for_decode
-            if is_ahead and self._position.rebuilds_next(Directive()):
-                return  # its context is still on the way; what is asked for meanwhile counts too
             next_index = self._position.planner.next_chunk_index
-            taken, self._held_back = self._held_back or self.inbox.take(next_index), None
-            if is_ahead and self._position.rebuilds_next(taken.directive):
-                self._held_back = taken
+            # With its context still on the way, a chunk waits; what is asked for meanwhile counts.
+            unless = self._position.rebuilds_next if is_ahead else None
+            taken = self.inbox.take(next_index, unless=unless)
+            if taken is None:
                 return
             self._start(taken)
+
+    def _all_but_the_last(self) -> int:
+        return self._num_emitted - 1
 
     def _num_wanted(self) -> int:
         """Chunks that were emitted or are under way and will be."""
@@ -230,9 +232,10 @@ class Controller:
             messages = faults.reach(FaultPoint.SENDING, envelope.chunk_index, [(envelope, tensors)])
             for message in messages:
                 self._stages.mesh.submit(*message)
-        taken.acknowledge(envelope.chunk_index, envelope.cache_epoch)
         if directive.drop_in_flight:
             self._first_epoch = envelope.cache_epoch
+        if CONDITIONING_EMBEDS in tensors:
+            self._text_digest = digest_of(tensors[CONDITIONING_EMBEDS])
         indices = self._stages.cache.indices_at(lifecycle.cache_end_frame)
         assert following.text is not None
         self._in_flight.append(
@@ -242,10 +245,15 @@ class Controller:
                 plan_ms=plan_ms,
                 before=self._position,
                 directive=directive,
-                state_digest=ScalarDigest.of(envelope, indices).hash(),
+                state_digest=ScalarDigest.of(
+                    envelope, indices, conditioning=self._text_digest
+                ).hash(),
             )
         )
         self._position, self._lifecycle = following, lifecycle
+        if directive != Directive() and not self._undecoded:
+            self._save()  # what is acknowledged outlives this process
+        taken.acknowledge(envelope.chunk_index, envelope.cache_epoch)
 
     def _pack(
         self, envelope: PPEnvelope, following: Position
@@ -261,7 +269,7 @@ class Controller:
             shape=geometry.latent_shape(envelope.height, envelope.width),
         )
         tensors = {LATENTS_IN: noise.to(dtype)}
-        if envelope.reset_crossattn_cache:
+        if envelope.reset_crossattn_cache or following.planner.settings.bring_up:
             assert text is not None
             tensors[CONDITIONING_EMBEDS] = text.embeds.to(dtype)
         if envelope.do_kv_recompute:
@@ -310,20 +318,25 @@ class Controller:
         decode_ms = (time.perf_counter_ns() - start_ns) / 1e6
         return arrived.shown(frames, decode_ms=decode_ms), frames
 
-    def _emit_again(self, held: Callable[[], int]) -> Iterator[Chunk]:
+    def _emit_again(self) -> Iterator[Chunk]:
         """After a restart: decode what arrived before it, and emit what the consumer lacks."""
+        if self._unheld and self._num_held() < self._num_emitted:
+            raise UserInputError(
+                f"the consumer holds {self._num_held()} chunks, the checkpoint goes on after "
+                f"{self._num_emitted}; delete the checkpoint to start anew"
+            )
         again, self._unheld = [arrived for arrived, _ in self._unheld], deque()
         for arrived in again:
             self._unheld.append((arrived, self._stages.decoder.state()))
             chunk, _ = self._decode(arrived)
             self._num_emitted += 1
-            if self._num_emitted > held():
+            if self._num_emitted > self._num_held():
                 yield chunk
 
-    def _save(self, held: Callable[[], int]) -> None:
-        """Save the stream as it stands between this chunk and the next."""
-        num_held = min(held(), self._num_emitted - 1)
-        while self._num_emitted - len(self._unheld) < num_held:
+    def _save(self) -> None:
+        """Save the stream as it stands between two chunks; never while one waits to be decoded."""
+        num_held = min(self._num_held(), self._num_emitted - 1)
+        while self._unheld and self._num_emitted - len(self._unheld) < num_held:
             self._unheld.popleft()
         if self._checkpoint is None:
             return
@@ -332,18 +345,13 @@ class Controller:
             ScheduledDirective(chunk_index=s.envelope.chunk_index, directive=s.directive)
             for s in lost
         ]
-        if self._held_back is not None:
-            index = self._position.planner.next_chunk_index
-            coming.append(
-                ScheduledDirective(chunk_index=index, directive=self._held_back.directive)
-            )
         self._checkpoint.save(
             StreamState(
                 position=lost[0].before if lost else self._position,
                 coming=(*coming, *self.inbox.scheduled()),
                 num_held=self._num_emitted - len(self._unheld),
                 unheld=tuple(arrived for arrived, _ in self._unheld),
-                decoder=self._unheld[0][1],
+                decoder=self._unheld[0][1] if self._unheld else self._stages.decoder.state(),
                 decoder_after=self._stages.decoder.state(),
                 memory=self._stages.memory.state(),
             )
@@ -354,12 +362,12 @@ class Controller:
         envelope, tripwires = started.envelope, self._instruments.tripwires
         with self._talking():
             answer = self._stages.mesh.collect()
-        result, tensors = self._instruments.faults.reach(
-            FaultPoint.COLLECTED, envelope.chunk_index, answer
-        )
-        if tripwires.armed(Tripwire.ANSWER):
-            check_answer(envelope, result)
-        if tripwires.armed(Tripwire.STATE_DIGEST):
-            ran = tensors[STATE_DIGEST].numpy().tobytes()
-            check_state(envelope, ran=ran, planned=started.state_digest)
+            result, tensors = self._instruments.faults.reach(
+                FaultPoint.COLLECTED, envelope.chunk_index, answer
+            )
+            if tripwires.armed(Tripwire.ANSWER):
+                check_answer(envelope, result)
+            if tripwires.armed(Tripwire.STATE_DIGEST):
+                ran = tensors[STATE_DIGEST].numpy().tobytes()
+                check_state(envelope, ran=ran, planned=started.state_digest)
         return result, tensors[LATENTS_OUT]

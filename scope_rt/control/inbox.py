@@ -6,10 +6,11 @@ posted between two takes is one directive with one outcome.
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import overload
 
 from torch import Tensor
 
@@ -182,13 +183,31 @@ class ControlInbox:
                 for index, directive in sorted(self._schedule.items(), key=lambda item: item[0])
             )
 
-    def take(self, chunk_index: int) -> Taken:
-        """Everything asked for up to the planning of `chunk_index`; a post wins over a schedule."""
+    @overload
+    def take(self, chunk_index: int) -> Taken: ...
+
+    @overload
+    def take(
+        self, chunk_index: int, *, unless: Callable[[Directive], bool] | None
+    ) -> Taken | None: ...
+
+    def take(
+        self, chunk_index: int, *, unless: Callable[[Directive], bool] | None = None
+    ) -> Taken | None:
+        """Everything asked for up to the planning of `chunk_index`; a post wins over a schedule.
+
+        Where `unless` says so of it, all of it stays and None is returned.
+        """
         with self._lock:
-            directive = Directive()
-            for index in [index for index in sorted(self._schedule) if index <= chunk_index]:
-                directive = directive.then(self._schedule.pop(index))
-            return self._take_posted(directive)
+            due = [index for index in sorted(self._schedule) if index <= chunk_index]
+            scheduled = Directive()
+            for index in due:
+                scheduled = scheduled.then(self._schedule[index])
+            if unless is not None and unless(scheduled.then(self._pending)):
+                return None
+            for index in due:
+                del self._schedule[index]
+            return self._take_posted(scheduled)
 
     def close(self, reason: str = "the stream has ended") -> None:
         """Take no more posts, and answer everyone who still waits with `reason`. Idempotent."""

@@ -24,6 +24,8 @@ class StreamSettings:
     kv_cache_attention_bias: float = 1.0
     """The resting value; a transition may leave it and comes back to it."""
     recompute_every: int = RECOMPUTE_NEVER
+    bring_up: bool = False
+    """Whether text travels with every chunk, so that the mesh can compare it with what it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ A chunk is in it from its arrival until the consumer holds it, so a restart repe
 none: what the consumer lacks is decoded again from its latents, bit for bit.
 """
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from scope_rt.control.position import Position
 from scope_rt.control.transition import Interpolation, Transition, TransitionSpec
 from scope_rt.tensors import pack_tensor, unpack_tensor
 
+_CHECKSUM_BYTES = 16
 _COUNTS = ("next_call_id", "next_chunk_index", "cache_epoch", "next_start_frame", "chunks_in_epoch")
 
 
@@ -49,9 +51,12 @@ class Checkpoint:
     `identity` names the stream: the state of another one is refused.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, str | int | float]) -> None:
+    def __init__(
+        self, path: Path, identity: Mapping[str, str | int | float], *, run_id: str = ""
+    ) -> None:
+        """`run_id` is the same for every start of the ranks by one launcher."""
         self.path = path
-        self._identity = dict(identity)
+        self._identity, self._run_id = dict(identity), run_id
 
     def save(self, state: StreamState) -> None:
         """Replace what was saved.
@@ -60,11 +65,12 @@ class Checkpoint:
             ScopeError: the file cannot be written; the one before is still there.
         """
         packed = msgpack.packb(
-            {"identity": self._identity, "state": _plain(state)}, default=pack_tensor
+            {"identity": self._identity, "run_id": self._run_id, "state": _plain(state)},
+            default=pack_tensor,
         )
         partial = self.path.with_name(self.path.name + ".partial")
         try:
-            partial.write_bytes(packed)
+            partial.write_bytes(_checksum(packed) + packed)
             os.replace(partial, self.path)
         except OSError as error:
             partial.unlink(missing_ok=True)
@@ -78,24 +84,50 @@ class Checkpoint:
         Raises:
             UserInputError: the file cannot be read, or belongs to another stream.
         """
+        saved = self._read()
+        if saved is None:
+            return None
+        identity = saved["identity"]
+        for name in sorted(identity.keys() | self._identity.keys()):
+            theirs, ours = identity.get(name), self._identity.get(name)
+            if theirs != ours:
+                raise UserInputError(
+                    f"the checkpoint {self.path} is of a stream with {name} {theirs!r}, this one "
+                    f"has {ours!r}; use that one again, or {self._fix}"
+                )
+        return _state(saved["state"], settings)
+
+    def is_of_this_run(self) -> bool:
+        """Whether ranks that this launcher started before have saved it."""
+        saved = self._read() if self._run_id else None
+        return saved is not None and saved["run_id"] == self._run_id
+
+    def clear(self) -> None:
+        """There is nothing to go on with."""
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def _fix(self) -> str:
+        return f"delete {self.path} to start anew"
+
+    def _read(self) -> dict[str, Any] | None:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
             return None
-        fix = f"delete {self.path} to start anew"
-        try:
-            saved = msgpack.unpackb(data, ext_hook=unpack_tensor, use_list=False)
-            identity = saved["identity"]
-            state = _state(saved["state"], settings) if identity == self._identity else None
-        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-            raise UserInputError(f"cannot read the checkpoint {self.path}; {fix}") from error
-        if state is None:
-            name = next(n for n in self._identity if identity.get(n) != self._identity[n])
+        except OSError as error:
             raise UserInputError(
-                f"the checkpoint {self.path} is of a stream with {name} {identity.get(name)!r}, "
-                f"this one has {self._identity[name]!r}; use that one again, or {fix}"
-            )
-        return state
+                f"cannot read the checkpoint {self.path} ({error.strerror}); {self._fix}"
+            ) from error
+        checksum, packed = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+        if checksum != _checksum(packed):
+            raise UserInputError(f"the checkpoint {self.path} is damaged; {self._fix}")
+        saved: dict[str, Any] = msgpack.unpackb(packed, ext_hook=unpack_tensor, use_list=False)
+        return saved
+
+
+def _checksum(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=_CHECKSUM_BYTES).digest()
 
 
 def _plain(state: StreamState) -> dict[str, Any]:

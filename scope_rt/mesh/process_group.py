@@ -28,7 +28,7 @@ from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, meet
 from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
 from scope_rt.mesh.topology import Topology
 
-DIGEST_BYTES = 1024
+DIGEST_BYTES = 4096
 """What one rank may say in an `Exchange`, with four bytes for its length."""
 
 
@@ -147,6 +147,7 @@ class World:
         Raises:
             LinkError: a rank was lost meanwhile.
         """
+        self.run_id = meeting.run_id
         self._config = config
         self._sockets: frozenset[OpenSocket] = frozenset()
         self._gpu_groups: list[dist.ProcessGroup] = []

@@ -86,6 +86,8 @@ class RankSetup:
             tp_allow_compile=config.tp_allow_compile,
             digest_every=config.digest_every,
             input_digest=config.input_digest,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            slow_rank_factor=config.slow_rank_factor,
             dtype=NAMES[self.dtype],
             torch_version=str(torch.__version__),
             package_version=__version__,
@@ -139,8 +141,8 @@ class Stand:
 class Rank:
     """This process's place in a stream, built on every rank; its order is the protocol.
 
-    `stand` is where rank0's stream stands; other ranks are told. `pipeline` is what followers of
-    `tp_v0` run beside their generator.
+    It joins the others at once, and is ready after `start`. `pipeline` is what followers of `tp_v0`
+    run beside their generator.
     """
 
     def __init__(
@@ -149,7 +151,6 @@ class Rank:
         geometry: ChunkGeometry,
         *,
         instruments: Instruments,
-        stand: Stand | None = None,
         pipeline: FullPipeline | None = None,
     ) -> None:
         self._setup, self._geometry, self._instruments = setup, geometry, instruments
@@ -158,6 +159,7 @@ class Rank:
         self._world: World | None = None
         self._groups = ProcessGroups(link=None, mesh=None, sums=None)
         self._worker: Worker | None = None
+        self._fingerprint: Fingerprint | None = None
         topology, config = setup.topology, setup.config
         if config.world_size > 1:
             self._world = join_world(config)
@@ -168,6 +170,20 @@ class Rank:
             self._groups = self._world.build_groups(topology)
             if instruments.tripwires.armed(Tripwire.HEARTBEAT):
                 self._world.heartbeat.start()
+
+    @property
+    def run_id(self) -> str:
+        """The same for every start of the ranks by one launcher; empty for a process alone."""
+        return "" if self._world is None else self._world.run_id
+
+    def start(self, stand: Stand | None = None) -> None:
+        """Load, and meet the others where rank0's stream stands (`stand`); they are told.
+
+        Raises:
+            FingerprintError: a rank holds other weights than the checkpoint.
+            LinkError: a rank could not load, or was lost.
+        """
+        topology, config = self._setup.topology, self._setup.config
         generator = None
         if config.rank in topology.generator_ranks:
             generator = self._load_generator()
@@ -226,7 +242,8 @@ class Rank:
         is_checked = self._instruments.tripwires.armed(Tripwire.FINGERPRINT)
         sums, whole = None, None
         if generator is not None and is_checked:
-            sums = Fingerprint(generator.model).checksums
+            self._fingerprint = Fingerprint(generator.model)
+            sums = self._fingerprint.checksums
             whole = self._setup.model.checksums(self._setup.dtype)
         resumes = self._setup.topology.plan_id is PlanId.TP_V0 and stand.decoder is not None
         pipeline = (stand.memory, stand.decoder) if resumes else None
@@ -294,7 +311,7 @@ class Rank:
                 rank=setup.config.rank,
                 every=setup.config.digest_every,
                 gather=None if self._groups.digests is None else self._groups.digests.gather,
-                fingerprint=Fingerprint(generator.model),
+                fingerprint=self._fingerprint or Fingerprint(generator.model),
                 waited_s=(lambda: 0.0) if sums is None else (lambda: sums.wait_s),
                 # Not a method of this object: in a circle, groups would outlive their session.
                 still_together=always if self._world is None else self._world.heartbeat.check,

@@ -25,6 +25,9 @@ POLL_S = 0.02
 _STORE_TIMEOUT = timedelta(seconds=10)
 
 
+_RUN = "scope/run"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingPoint:
     """The address of the store, and whether rank0 hosts it; a launcher does otherwise."""
@@ -89,6 +92,8 @@ class Meeting:
     name: str
     store: Store
     """For keys of this start only."""
+    run_id: str
+    """The same for every start of the ranks by one launcher, whoever counts restarts how."""
 
     def connect(self, *, timeout_s: float) -> Store:
         """The same keys over a connection of its own."""
@@ -131,6 +136,7 @@ def meet(point: MeetingPoint, *, rank: int, world_size: int, timeout_s: float) -
                         world_size=world_size,
                         name=name,
                         store=PrefixStore(name, store),
+                        run_id=store.compare_set(_RUN, "", secrets.token_hex(8)).decode(),
                     )
                 time.sleep(POLL_S)
             raise LinkTimeoutError(

@@ -119,7 +119,8 @@ class Worker:
         return self._lifecycle.follow(envelope)
 
     def _digest(self, envelope: PPEnvelope) -> ScalarDigest:
-        return ScalarDigest.of(envelope, self._generator.ring.indices)
+        generator = self._generator
+        return ScalarDigest.of(envelope, generator.ring.indices, conditioning=generator.text_digest)
 
     def _budget(self, envelope: PPEnvelope) -> CallBudget:
         is_counted = self._instruments.tripwires.armed(Tripwire.CALL_BUDGET)

@@ -19,7 +19,7 @@ from scope_contracts.envelope import (
     LATENTS_IN,
     PPEnvelope,
 )
-from scope_contracts.errors import OrderError
+from scope_contracts.errors import OrderError, ParityError
 from scope_rt.attention.backend import AttentionBackend
 from scope_rt.attention.key_bias import KeyBias, key_bias
 from scope_rt.kv_cache.ring import RingCache, WriteWindow
@@ -28,6 +28,7 @@ from scope_rt.models.noise import NoiseSource
 from scope_rt.models.past import Past, own_past
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
+from scope_rt.tensors import digest_of
 
 
 class CallObserver(Protocol):
@@ -92,6 +93,8 @@ class ChunkGenerator:
     past: Past = own_past
     _origin_frame: int = 0
     """The latent frame of the epoch that sits at the ring's position 0."""
+    text_digest: str = ""
+    """Digest of the conditioning in effect."""
     _text: Sequence[TextKV] = ()
     _modulations: dict[float, Modulation] = field(default_factory=dict)
 
@@ -117,7 +120,11 @@ class ChunkGenerator:
             self.ring.reset()
             self._origin_frame = 0
         if envelope.reset_crossattn_cache:
-            self._text = self.model.text_kv(self._on_device(tensors[CONDITIONING_EMBEDS])[:, None])
+            embeds = tensors[CONDITIONING_EMBEDS]
+            self._text = self.model.text_kv(self._on_device(embeds)[:, None])
+            self.text_digest = digest_of(embeds)
+        elif CONDITIONING_EMBEDS in tensors:
+            self._check_text(envelope, digest_of(tensors[CONDITIONING_EMBEDS]))
         if not self._text:
             raise OrderError(f"chunk {envelope.chunk_index}: no conditioning_embeds so far")
         x = self._on_device(tensors[LATENTS_IN])
@@ -143,6 +150,14 @@ class ChunkGenerator:
             self._call(past, 0.0, rope, plain, enter_call, start)
         self.ring.commit(window)
         return x0
+
+    def _check_text(self, envelope: PPEnvelope, digest: str) -> None:
+        """In bring-up mode text comes with every chunk; without its bit it must be what is held."""
+        if digest != self.text_digest:
+            raise ParityError(
+                f"chunk {envelope.chunk_index}: conditioning_embeds differ from those in effect "
+                f"({digest} against {self.text_digest}), and reset_crossattn_cache is not set"
+            )
 
     def _recompute(
         self, context_BFCHW: Tensor, block_frames: int, enter_call: Callable[[], None]

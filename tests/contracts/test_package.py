@@ -37,6 +37,27 @@ def test_an_error_with_a_runbook_ends_by_naming_it() -> None:
     assert str(scope_contracts.UserInputError("no such prompt")) == "no such prompt"
 
 
+@pytest.mark.parametrize(
+    ("error", "runbook"),
+    [
+        (scope_contracts.DigestError, "drift"),
+        (scope_contracts.FingerprintError, "drift"),
+        (scope_contracts.SlowRankError, "rank-loss"),
+        (scope_contracts.LinkTimeoutError, "hang"),
+        (scope_contracts.EpochError, "drift"),
+    ],
+)
+def test_an_error_points_where_its_reader_must_look(error: type[ScopeError], runbook: str) -> None:
+    assert str(error("said")) == f"said; see runbooks/{runbook}.md"
+
+
+def test_every_runbook_that_an_error_names_is_there() -> None:
+    classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    named = {c.runbook for c in classes if issubclass(c, ScopeError)}
+    there = {path.stem for path in (README.parents[1] / "runbooks").glob("*.md")}
+    assert named - {None} <= there
+
+
 def test_importing_the_contracts_imports_no_tensor_library() -> None:
     code = "import scope_contracts, sys; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.envelope import (
+    CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
     LATENTS_IN,
     LATENTS_OUT,
@@ -33,6 +34,7 @@ from scope_rt.control.recording import NullRecorder
 from scope_rt.control.stream_state import Checkpoint
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.models.noise import SeededNoise
+from scope_rt.tensors import digest_of
 from tests.tiny_folder import RECIPE
 
 GEOMETRY = ChunkGeometry(
@@ -64,6 +66,7 @@ class MemoryMesh:
         self.answers: deque[tuple[PPResult, dict[str, Tensor]]] = deque()
         self.contexts: list[Tensor | None] = []
         self.ends: dict[int, int] = {}
+        self.text = ""
         self.spoil: dict[str, int] = {}
         self.ended = False
 
@@ -71,7 +74,9 @@ class MemoryMesh:
         self.sent.append(envelope)
         self.ends[envelope.chunk_index] = self._end_frame(envelope)
         indices = CACHE.indices_at(self.ends[envelope.chunk_index])
-        digest = ScalarDigest.of(envelope, indices).hash()
+        if CONDITIONING_EMBEDS in tensors:
+            self.text = digest_of(tensors[CONDITIONING_EMBEDS])
+        digest = ScalarDigest.of(envelope, indices, conditioning=self.text).hash()
         state = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
         result = PPResult(
             call_id=envelope.call_id,
@@ -268,7 +273,7 @@ def test_a_checkpoint_of_another_stream_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserInputError, match="seed 1, this one has 2"):
         Checkpoint(tmp_path / "c", {"seed": 2}).load(SETTINGS)
     (tmp_path / "c").write_bytes(b"\x93")
-    with pytest.raises(UserInputError, match="cannot read the checkpoint"):
+    with pytest.raises(UserInputError, match="is damaged; delete"):
         Checkpoint(tmp_path / "c", {"seed": 1}).load(SETTINGS)
 
 
@@ -300,6 +305,57 @@ def test_another_state_than_planned_is_refused() -> None:
     mesh.ends[0] = 6
     with pytest.raises(ParityError, match="chunk 1: the state digest"):
         next(stream)
+
+
+def test_another_text_than_planned_is_refused() -> None:
+    mesh = MemoryMesh()
+    loop = controller(mesh, max_in_flight=1)
+    stream = loop.run(3)
+    next(stream)
+    mesh.text = "another"
+    with pytest.raises(ParityError, match="chunk 1: the state digest"):
+        next(stream)
+    assert loop.is_midway, "the mesh is not to be talked to any more"
+
+
+def test_a_consumer_behind_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    loop = controller(
+        MemoryMesh(), max_in_flight=1, checkpoint=Checkpoint(tmp_path / "c", {"seed": 1})
+    )
+    stream = loop.run(8)
+    for _ in range(4):
+        next(stream)
+    again = resumed(tmp_path / "c", MemoryMesh(), max_in_flight=1)
+    with pytest.raises(UserInputError, match="holds 0 chunks, the checkpoint goes on after 3"):
+        next(again.run(8, num_held=lambda: 0))
+
+
+def test_what_was_acknowledged_outlives_the_process(tmp_path: Path) -> None:
+    loop = controller(
+        MemoryMesh(), max_in_flight=1, checkpoint=Checkpoint(tmp_path / "c", {"seed": 1})
+    )
+    stream = loop.run(8)
+    next(stream)
+    receipt = loop.inbox.post(Directive(conditioning=Conditioning("q", torch.ones(1, 1, 1))))
+    loop._fill(8)  # planned and sent; then everything is lost
+    ack = receipt.wait(0)
+    assert ack is not None
+    state = Checkpoint(tmp_path / "c", {"seed": 1}).load(SETTINGS)
+    assert state is not None
+    (kept,) = [event for event in state.coming if event.chunk_index == ack.chunk_index]
+    assert kept.directive.conditioning is not None
+    assert kept.directive.conditioning.prompt == "q"
+
+
+def test_a_cut_need_not_wait_for_the_context_of_what_it_cuts_off() -> None:
+    mesh = MemoryMesh()
+    loop = controller(mesh, max_in_flight=2)
+    loop.inbox.schedule([ScheduledDirective(chunk_index=2, directive=Directive(recompute=True))])
+    stream = loop.run(4)
+    emitted = [next(stream)]
+    loop.inbox.post(CUT)
+    emitted += list(stream)
+    assert [(c.chunk_index, c.cache_epoch) for c in emitted] == [(0, 0), (2, 1), (3, 1), (4, 1)]
 
 
 def test_control_input_is_acknowledged_with_the_chunk_that_has_it() -> None:
