@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from hashlib import blake2b
 
 from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import PlanId, PPEnvelope
 from scope_contracts.errors import ParityError
-from scope_contracts.plain import to_plain
+from scope_contracts.plain import field_types, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import decode_plain, encode_plain, from_canonical
 
@@ -81,9 +82,8 @@ class ScalarDigest:
         cls, envelope: PPEnvelope, indices: CacheIndices, *, conditioning: str = ""
     ) -> "ScalarDigest":
         """The scalars of `envelope` beside the cache's indices and the text in effect."""
-        shared = {f.name for f in fields(cls)} & {f.name for f in fields(PPEnvelope)}
         return cls(
-            **{name: getattr(envelope, name) for name in shared},
+            **{name: getattr(envelope, name) for name in _shared_names()},
             global_end_index=indices.global_end_index,
             local_end_index=indices.local_end_index,
             conditioning=conditioning,
@@ -101,6 +101,12 @@ class ScalarDigest:
     def hash(self) -> bytes:
         """`HASH_BYTES` bytes: BLAKE2b of the canonical bytes."""
         return blake2b(self.encode(), digest_size=HASH_BYTES).digest()
+
+
+@cache
+def _shared_names() -> frozenset[str]:
+    """What a digest takes from an envelope."""
+    return frozenset(field_types(ScalarDigest)) & frozenset(field_types(PPEnvelope))
 
 
 def compare(keys_by_rank: Sequence[ParityKeys]) -> None:

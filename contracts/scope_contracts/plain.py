@@ -7,9 +7,9 @@ str, list and dict; nothing is coerced: a bool is not an int and an int is not a
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from scope_contracts.errors import FieldError, mismatch
@@ -26,7 +26,7 @@ def to_plain(value: object) -> dict[str, object]:
 
     Raises `FieldError` for a value that its annotation does not allow.
     """
-    return cast(dict[str, object], _lower(type(value), value, ""))
+    return cast(dict[str, object], _lowering(type(value))(value, ""))
 
 
 def from_plain(kind: type[Value], plain: Mapping[str, object]) -> Value:
@@ -44,20 +44,34 @@ def field_types(kind: type[Any]) -> Mapping[str, Any]:
     return {name: hints[name] for name in sorted(f.name for f in dataclasses.fields(kind))}
 
 
-def _lower(annotation: Any, value: object, path: str) -> object:
+@cache
+def _lowering(annotation: Any) -> Callable[[Any, str], object]:
+    """What makes values of `annotation` plain: looked up once, for it runs for every chunk."""
     if get_origin(annotation) is tuple:
-        items = _require_type(tuple, value, path)
-        kinds = _item_types(annotation, len(items), path)
-        return [
-            _lower(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, items, strict=True))
-        ]
+        return partial(_lower_items, annotation)
     if _is_message(annotation):
-        message = _require_type(annotation, value, path)
-        types = field_types(annotation)
-        return {n: _lower(t, getattr(message, n), _join(path, n)) for n, t in types.items()}
+        return partial(_lower_message, annotation)
     if issubclass(annotation, StrEnum):
-        return str(_require_type(annotation, value, path))
-    return _checked_scalar(annotation, value, path)
+        return lambda value, path: str(_require_type(annotation, value, path))
+    return partial(_checked_scalar, annotation)
+
+
+@cache
+def _field_lowerings(kind: type[Any]) -> Mapping[str, Callable[[Any, str], object]]:
+    return {name: _lowering(annotation) for name, annotation in field_types(kind).items()}
+
+
+def _lower_items(annotation: Any, value: object, path: str) -> list[object]:
+    items = _require_type(tuple, value, path)
+    kinds = _item_types(annotation, len(items), path)
+    return [
+        _lowering(k)(v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, items, strict=True))
+    ]
+
+
+def _lower_message(kind: type[Any], value: object, path: str) -> dict[str, object]:
+    message, lowerings = _require_type(kind, value, path), _field_lowerings(kind)
+    return {n: lower(getattr(message, n), _join(path, n)) for n, lower in lowerings.items()}
 
 
 def _lift(annotation: Any, plain: object, path: str) -> object:
