@@ -26,7 +26,8 @@ def to_plain(value: object) -> dict[str, object]:
 
     Raises `FieldError` for a value that its annotation does not allow.
     """
-    return cast(dict[str, object], _lowering(type(value))(value, ""))
+    kind: Any = type(value)
+    return cast(dict[str, object], _lowering(kind)(value, ""))
 
 
 def from_plain(kind: type[Value], plain: Mapping[str, object]) -> Value:
@@ -57,7 +58,7 @@ def _lowering(annotation: Any) -> Callable[[Any, str], object]:
 
 
 @cache
-def _field_lowerings(kind: type[Any]) -> Mapping[str, Callable[[Any, str], object]]:
+def _field_lowerings(kind: Any) -> Mapping[str, Callable[[Any, str], object]]:
     return {name: _lowering(annotation) for name, annotation in field_types(kind).items()}
 
 
@@ -69,7 +70,7 @@ def _lower_items(annotation: Any, value: object, path: str) -> list[object]:
     ]
 
 
-def _lower_message(kind: type[Any], value: object, path: str) -> dict[str, object]:
+def _lower_message(kind: Any, value: object, path: str) -> dict[str, object]:
     message, lowerings = _require_type(kind, value, path), _field_lowerings(kind)
     return {n: lower(getattr(message, n), _join(path, n)) for n, lower in lowerings.items()}
 
