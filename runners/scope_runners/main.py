@@ -94,10 +94,20 @@ def _open_replay(
     return run_replay
 
 
+def _open_break_it(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    from scope_runners.break_it.command import add_break_it_arguments, run_break_it
+
+    add_break_it_arguments(parser)
+    return lambda parsed, argv: run_break_it(parsed)
+
+
 COMMANDS = {
     "stream": Command("make a video from a prompt", _open_stream),
     "inspect": Command("look into a flight recording", _open_inspect),
     "replay": Command("run a recorded stream again and compare", _open_replay),
+    "break-it": Command("inject faults into real ranks and see them caught", _open_break_it),
 }
 
 

@@ -1,0 +1,1 @@
+"""`scope-rt break-it`: every fault we know of, on real ranks, and what came of it."""

@@ -1,0 +1,47 @@
+"""Every fault has a number, every way to bring it about a name, and both find it."""
+
+from collections.abc import Sequence
+
+from scope_contracts.errors import UserInputError
+from scope_runners.break_it import cuts, data, envelopes, machines, processes, settings, viewers
+from scope_runners.break_it.scenario import Case
+
+CASES: tuple[Case, ...] = tuple(
+    sorted(
+        (
+            *settings.CASES,
+            *envelopes.CASES,
+            *data.CASES,
+            *cuts.CASES,
+            *processes.CASES,
+            *machines.CASES,
+            *viewers.CASES,
+        ),
+        key=lambda case: case.number,
+    )
+)
+
+
+def chosen(names: Sequence[str], *, among: Sequence[Case] = CASES) -> tuple[Case, ...]:
+    """The cases of `names`: of a fault's number, or of a name or the beginning of one.
+
+    Raises:
+        UserInputError: there is none of that name.
+    """
+    found: list[Case] = []
+    for name in names:
+        hits = [case for case in among if _is_meant(name, case)]
+        if not hits:
+            raise UserInputError(f"no fault is called {name!r}; see scope-rt break-it --list")
+        found += [case for case in hits if case not in found]
+    return tuple(found)
+
+
+def case_named(name: str) -> Case:
+    """The one case of this name."""
+    (case,) = (case for case in CASES if case.name == name)
+    return case
+
+
+def _is_meant(name: str, case: Case) -> bool:
+    return name in (str(case.number), case.name) or case.name.startswith(f"{name}/")

@@ -1,0 +1,159 @@
+"""`scope-rt break-it`: a stream is broken in every way we know, on the model you mean to run."""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import mkdtemp
+
+from scope_contracts.errors import UserInputError
+from scope_rt.mesh.topology import PIPELINED, RUNNABLE, Topology, plan_named
+from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_rt.models.shards import check_degree
+from scope_rt.tripwires import Tripwire
+from scope_runners.break_it import recompute_frequency
+from scope_runners.break_it.catalogue import CASES, chosen
+from scope_runners.break_it.detectors import TrialResult, detectors_table
+from scope_runners.break_it.driver import Driver
+from scope_runners.break_it.models import rebuilding_twin
+from scope_runners.break_it.scenario import Case
+from scope_runners.break_it.suite import Suite
+from scope_runners.break_it.table import as_json, head, listing, rows, tally
+from scope_runners.break_it.verdict import Result, Verdict
+from scope_runners.main import FAILED
+from scope_runners.request import positive
+
+BOUND_S = 90
+LISTED = tuple(sorted([*CASES, recompute_frequency.LISTED], key=lambda case: case.number))
+"""Every fault, in the order of their numbers."""
+
+
+def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `scope-rt break-it`."""
+    add = parser.add_argument
+    add("faults", nargs="*", metavar="NAME", help="a fault's name or number; see --list")
+    add("--all", action="store_true", help="every fault")
+    add("--list", action="store_true", help="show the faults and end")
+    add(
+        "--detectors",
+        action="store_true",
+        help="disarm each tripwire in turn, and show that its fault then hangs or drifts",
+    )
+    add(
+        "--disarm",
+        action="append",
+        default=[],
+        choices=list(Tripwire),
+        metavar="TRIPWIRE",
+        help=f"break things without this detector: {', '.join(Tripwire)}",
+    )
+    add(
+        "--plan",
+        type=plan_named,
+        help=f"one of {', '.join(RUNNABLE)} for all faults (default: what each is about)",
+    )
+    add("--tp", type=positive, help="TP degree with --plan (default: the plan's smallest)")
+    add(
+        "--model",
+        default=EMBEDDED,
+        metavar="FOLDER",
+        help=f"a model folder, or {EMBEDDED!r} for the embedded model (default)",
+    )
+    add("--prompt", default="a red circle", help="words that the model's text encoder knows")
+    add(
+        "--bound",
+        type=positive,
+        default=BOUND_S,
+        metavar="SECONDS",
+        help=f"a run that takes longer is ended, and called hung (default {BOUND_S})",
+    )
+    add("--json", action="store_true", help="print one JSON array instead of the table")
+
+
+def run_break_it(namespace: argparse.Namespace) -> int:
+    """Run the command; 0 when every fault ended as it must.
+
+    Raises:
+        UserInputError: the arguments ask for something that cannot be run here.
+        ScopeError: a stream in which nothing is broken does not work.
+    """
+    if namespace.list:
+        print(listing(LISTED))
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay behind
+    cases = _cases(namespace)
+    model, topology = ModelFolder.open(namespace.model), _topology(namespace)
+    for degree in {(topology or case.natural).tp_degree for case in cases}:
+        check_degree(model.config, degree)
+    folder = Path(mkdtemp(prefix="scope-break-it-"))
+    driver = Driver(
+        model=model.path,
+        rebuilding_model=rebuilding_twin(model, folder / "rebuilding"),
+        prompt=namespace.prompt,
+        folder=folder,
+        bound_s=namespace.bound,
+    )
+    suite = Suite(driver=driver, topology=topology)
+    if namespace.detectors:
+        is_well = _run_trials(suite, print_json=namespace.json)
+    else:
+        is_well = _run_faults(suite, cases, namespace)
+    if is_well:
+        shutil.rmtree(folder)
+    return 0 if is_well else FAILED
+
+
+def _cases(namespace: argparse.Namespace) -> tuple[Case, ...]:
+    if namespace.all or namespace.detectors:
+        return LISTED
+    if not namespace.faults:
+        raise UserInputError("name a fault or its number, or --all; --list shows them")
+    return chosen(namespace.faults, among=LISTED)
+
+
+def _topology(namespace: argparse.Namespace) -> Topology | None:
+    if namespace.plan is None:
+        if namespace.tp is not None:
+            raise UserInputError("--tp needs a --plan; without one, each fault has its own")
+        return None
+    alone = namespace.plan in PIPELINED or namespace.plan == "single"
+    return Topology(plan_id=namespace.plan, tp_degree=namespace.tp or (1 if alone else 2))
+
+
+def _run_faults(suite: Suite, cases: tuple[Case, ...], namespace: argparse.Namespace) -> bool:
+    """Run and show them; whether all ended as they must."""
+    results: list[Result] = []
+    if not namespace.json:
+        print(head(), flush=True)
+    for result in _results(suite, cases, tuple(map(Tripwire, namespace.disarm))):
+        results.append(result)
+        if not namespace.json:
+            print(rows(result), flush=True)
+    print(as_json(results) if namespace.json else f"\n{tally(results)}", flush=True)
+    return all(result.verdict in (Verdict.PASSED, Verdict.NOT_RUN) for result in results)
+
+
+def _results(
+    suite: Suite, cases: tuple[Case, ...], disarmed: tuple[Tripwire, ...]
+) -> Iterator[Result]:
+    for case in cases:
+        if case is recompute_frequency.LISTED:
+            yield recompute_frequency.compare(suite.driver.model)
+        else:
+            yield suite.run(case, disarmed=disarmed)
+
+
+def _run_trials(suite: Suite, *, print_json: bool) -> bool:
+    """Disarm every tripwire once; whether each was shown to matter."""
+    results: list[TrialResult] = []
+    for result in suite.trials():
+        results.append(result)
+        if not print_json:
+            print(f"{result.trial}: {result.outcome}", file=sys.stderr, flush=True)
+    plain = [asdict(result) for result in results]
+    print(json.dumps(plain, indent=2) if print_json else detectors_table(results), flush=True)
+    return all(result.shows_it for result in results)

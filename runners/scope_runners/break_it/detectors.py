@@ -1,0 +1,113 @@
+"""A detector that cannot fail detects nothing: each is disarmed in turn, and its fault let through.
+
+What must then happen is what this project exists to prevent: a run that hangs until it is ended, or
+a chunk that looks plausible and is wrong. Where a second tripwire would catch the fault as well,
+both are disarmed.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from scope_rt.tripwires import Tripwire
+from scope_runners.break_it.observation import Observation, seconds_per_chunk
+from scope_runners.break_it.verdict import Result, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A fault, and the tripwires without which it gets through."""
+
+    disarmed: tuple[Tripwire, ...]
+    case: str
+
+    def __str__(self) -> str:
+        return f"{self.case} without {' and '.join(self.disarmed)}"
+
+
+TRIALS = (
+    Trial(disarmed=(Tripwire.ENV_PARITY,), case="plan-mismatch/arguments"),
+    Trial(disarmed=(Tripwire.ENV_PARITY,), case="backend-mismatch"),
+    Trial(disarmed=(Tripwire.PREFLIGHT,), case="r0a/shortened"),
+    Trial(disarmed=(Tripwire.LIFECYCLE,), case="cache-reset/no-epoch"),
+    Trial(disarmed=(Tripwire.CALL_BUDGET,), case="call-count/steps"),
+    Trial(disarmed=(Tripwire.ANSWER, Tripwire.STATE_DIGEST), case="stale-answer"),
+    Trial(disarmed=(Tripwire.EPOCH_DROP,), case="late-result"),
+    Trial(disarmed=(Tripwire.STATE_DIGEST,), case="bias-on-the-mesh"),
+    Trial(disarmed=(Tripwire.SCALAR_DIGEST,), case="bias-on-one-rank"),
+    Trial(disarmed=(Tripwire.INPUT_DIGEST,), case="bit-flip/inputs"),
+    Trial(disarmed=(Tripwire.FINGERPRINT,), case="weights/at-load"),
+    Trial(disarmed=(Tripwire.FINGERPRINT,), case="weights/mid-stream"),
+    Trial(disarmed=(Tripwire.HEARTBEAT,), case="stop/follower"),
+    Trial(disarmed=(Tripwire.SLOW_RANK,), case="slow-rank"),
+)
+
+
+class Outcome(StrEnum):
+    """What a fault does when its tripwires are disarmed."""
+
+    HANG = "hang"
+    DRIFT = "drift"
+    CRAWL = "crawl"
+    """The stream is right, and far too slow."""
+    CAUGHT = "caught"
+    """Something else refused it."""
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """What came of a trial, with the tripwires and without them."""
+
+    trial: Trial
+    armed: Result
+    disarmed: Result
+    outcome: Outcome
+    what_happened: str
+
+    @property
+    def shows_it(self) -> bool:
+        """Whether it is these tripwires that stop the fault."""
+        got_through = self.outcome in (Outcome.HANG, Outcome.DRIFT, Outcome.CRAWL)
+        return self.armed.verdict is Verdict.PASSED and got_through
+
+
+def judge_trial(
+    trial: Trial, *, armed: Result, disarmed: Result, seen: Observation, chunk_s: float
+) -> TrialResult:
+    """`seen` is the run without the tripwires, `chunk_s` what a chunk takes in a clean run."""
+    outcome, what = _outcome(disarmed, seen, chunk_s)
+    return TrialResult(
+        trial=trial, armed=armed, disarmed=disarmed, outcome=outcome, what_happened=what
+    )
+
+
+def _outcome(disarmed: Result, seen: Observation, chunk_s: float) -> tuple[Outcome, str]:
+    fault_s, pace_s = seen.fault_s or seen.began_s, seconds_per_chunk(seen)
+    hung = f"hung until it was ended, {seen.ended_s - fault_s:.0f} s after the fault"
+    if disarmed.num_wrong:
+        wrong = f"{disarmed.num_wrong} of {disarmed.num_chunks} chunks emitted were wrong"
+        ends = [f"{failure.error} came" for failure in seen.failures[:1]]
+        then = [f"it {hung}"] if seen.is_hung else ends
+        return Outcome.DRIFT, "; then ".join([wrong, *then])
+    if disarmed.sentences:
+        return Outcome.CAUGHT, disarmed.sentences[0]
+    if pace_s > 2 * chunk_s and seen.emitted[-1].at_s > fault_s + pace_s:
+        times = f"{pace_s / chunk_s:.0f} times"
+        return Outcome.CRAWL, f"every chunk took {times} as long, and nobody said so"
+    return (Outcome.HANG, hung) if seen.is_hung else (Outcome.NOTHING, "nothing")
+
+
+def detectors_table(results: list[TrialResult]) -> str:
+    """As Markdown, for the terminal and for the runbook."""
+    lines = [
+        "| disarmed | fault | armed | without it |",
+        "|---|---|---|---|",
+    ]
+    for result in results:
+        names = " and ".join(f"`{name}`" for name in result.trial.disarmed)
+        fault = f"{result.armed.number} `{result.trial.case}` on {result.armed.plan}"
+        armed = f"{result.armed.expected}: {result.armed.verdict}"
+        lines.append(
+            f"| {names} | {fault} | {armed} | **{result.outcome}**: {result.what_happened} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,158 @@
+"""Every run ends within its bound, and none of its processes outlives it, whatever happens in it.
+
+The ranks are started as a user's ranks are. Stopped ranks and ranks that hang are killed; a run
+that had to be ended so is called hung.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from scope_contracts.errors import ScopeError
+from scope_rt.faults import FaultPlan, encode, read_log
+from scope_rt.mesh.topology import Topology
+from scope_rt.models.recipe import Recipe
+from scope_rt.tripwires import Tripwire
+from scope_runners.break_it.events import EventKind, read_events
+from scope_runners.break_it.observation import Observation, seconds_per_chunk
+from scope_runners.break_it.scenario import Pace, Scenario, untouched
+from scope_runners.break_it.script import Cue, RankJob, Script
+from scope_runners.break_it.two_hosts import start_on_two_hosts
+from scope_runners.break_it.watch import Watch, start_here
+from scope_runners.launcher import Attempt, launch_attempts
+
+MOST_RESTARTS = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Driver:
+    """Runs scenarios on one model; `folder` takes what the runs leave, one folder each."""
+
+    model: Path
+    rebuilding_model: Path
+    """The same, as one that keeps its cache by recompute."""
+    prompt: str
+    folder: Path
+    bound_s: float = 90.0
+    """Of one run, restarts included."""
+    hang_bound_s: float = 20.0
+    """Of a run with a tripwire disarmed."""
+    heartbeat_s: float = 5.0
+    launch: Callable[..., int] = launch_attempts
+    """How the ranks of one machine are started."""
+    _num_runs: int = 0
+    _clean: dict[tuple[Script, Topology], Observation] = field(default_factory=dict)
+
+    def pace(self, topology: Topology) -> Pace:
+        """How fast a clean stream is on `topology`."""
+        seen, recipe = self.clean(Script(), topology), Recipe.from_folder(self.model)
+        return Pace(
+            heartbeat_s=self.heartbeat_s,
+            chunk_s=seconds_per_chunk(seen),
+            num_calls=len(recipe.timesteps) + 1,
+        )
+
+    def run(self, scenario: Scenario, *, disarmed: Iterable[Tripwire] = ()) -> Observation:
+        """Run `scenario` once; with tripwires disarmed nothing is started again."""
+        without = sorted(disarmed)
+        job = self._job(scenario)
+        bound_s = self.hang_bound_s if without else self.bound_s
+        environ, began_s = self._environ(scenario, job, without), time.monotonic()
+        with Watch(bound_s=bound_s) as watch:
+            if scenario.cuts_cable:
+                start_on_two_hosts(job, scenario.topology, environ, watch, cut_s=self._cut_s)
+            else:
+                goes_on = scenario.expected.resumes and not without
+                attempt = Attempt(
+                    argv=[str(job.save())],
+                    num_ranks=scenario.topology.world_size,
+                    environ_of=lambda rank: environ | {**scenario.environ.get(rank, {})},
+                )
+                most = MOST_RESTARTS if goes_on else 0
+                start_here(job, attempt, watch, most_restarts=most, launch=self.launch)
+            started = [e.pid for e in read_events(job.events) if e.kind is EventKind.STARTED]
+            left_behind = watch.end(started)
+        lines = job.faults.read_text().splitlines() if job.faults.exists() else []
+        return Observation(
+            job=job,
+            num_ranks=scenario.topology.world_size,
+            events=read_events(job.events),
+            happened=read_log(lines),
+            began_s=began_s,
+            ended_s=time.monotonic(),
+            is_hung=watch.has_overrun,
+            left_behind=left_behind,
+        )
+
+    def reference(self, seen: Observation, topology: Topology) -> dict[int, str]:
+        """Digests of the chunks of a clean run that did what `seen` was asked to do.
+
+        That is the same script, with a recompute wherever the group was started again and a hard
+        cut wherever one took effect.
+        """
+        rebuilt = [Cue(chunk=chunk, recompute=True) for chunk in seen.resumed_at]
+        cut = [Cue(chunk=event.chunk, hard_cut=True) for event in seen.of(EventKind.CUT)]
+        script = seen.job.script.with_cues(*rebuilt, *cut)
+        if cut:
+            script = replace(script, num_chunks=max(event.chunk for event in seen.emitted) + 1)
+        return {event.chunk: event.sha256 for event in self.clean(script, topology).emitted}
+
+    def clean(self, script: Script, topology: Topology) -> Observation:
+        """A run of `script` in which nothing is broken; the same one every time.
+
+        Raises:
+            ScopeError: even that did not work, so nothing can be said about faults.
+        """
+        key = (script, topology)
+        if key not in self._clean:
+            scenario = Scenario(
+                topology=topology, script=script, expected=untouched(topology, headline="clean")
+            )
+            seen = self.run(scenario)
+            if len(seen.emitted) != script.num_chunks:
+                said = "; ".join(failure.text for failure in seen.failures) or "no rank said why"
+                raise ScopeError(
+                    f"a stream of {topology.plan_id} --tp {topology.tp_degree} in which nothing "
+                    f"is broken made {len(seen.emitted)} of {script.num_chunks} chunks: {said}"
+                )
+            self._clean[key] = seen
+        return self._clean[key]
+
+    @property
+    def _cut_s(self) -> float:
+        """How long a cable stays cut: both ends notice, and begin to start again."""
+        return self.heartbeat_s + 3.0
+
+    def _job(self, scenario: Scenario) -> RankJob:
+        self._num_runs += 1
+        folder = self.folder / f"run{self._num_runs:03}"
+        folder.mkdir(parents=True)
+        script = scenario.script
+        return RankJob(
+            model=str(self.rebuilding_model if script.rebuilds else self.model),
+            plan=str(scenario.topology.plan_id),
+            tp=scenario.topology.tp_degree,
+            prompt=self.prompt,
+            script=script,
+            folder=str(folder),
+            odd_rank=scenario.odd_rank,
+            odd_plan=scenario.odd_plan,
+            odd_tp=scenario.odd_tp,
+            hard_cut_after=scenario.hard_cut_after,
+            audience=scenario.audience,
+            records=scenario.records,
+            pause_s=scenario.pause_s,
+        )
+
+    def _environ(
+        self, scenario: Scenario, job: RankJob, disarmed: list[Tripwire]
+    ) -> dict[str, str]:
+        faults = FaultPlan(faults=scenario.faults, log=str(job.faults))
+        return {
+            "SCOPE_HEARTBEAT_TIMEOUT_S": str(self.heartbeat_s),
+            "SCOPE_DIGEST_EVERY": "1",
+            "SCOPE_FAULTS": encode(faults),
+            "SCOPE_DISARM": ",".join(disarmed),
+            **scenario.shared,
+        }

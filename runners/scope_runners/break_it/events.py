@@ -1,0 +1,96 @@
+"""What happened on every rank, in the order it happened: one line each, of one machine-wide clock.
+
+A line is one write to a file that all ranks append to, so what a rank said before it was killed
+stays said.
+"""
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class EventKind(StrEnum):
+    """What a rank tells."""
+
+    STARTED = "started"
+    """The process runs; `pid`."""
+    OPENING = "opening"
+    """It is about to join the others."""
+    READY = "ready"
+    """Its session is open; `chunk`: the first chunk to be planned, after a restart."""
+    EMITTED = "emitted"
+    """Rank0 was handed a chunk, and holds it from now on; `chunk`, `epoch`, `sha256`."""
+    CUT = "cut"
+    """A hard cut that was asked for took effect; `chunk`, `epoch`."""
+    SHOWN = "shown"
+    """A viewer was handed a chunk; `chunk`, `epoch`."""
+    NOTED = "noted"
+    """Something a scenario asks about; `text`."""
+    RESTORED = "restored"
+    """What the suite itself had cut is whole again."""
+    FAILED = "failed"
+    """The rank ends by an error; `error` is its class, `text` its sentence."""
+    LEFT = "left"
+    """The rank ended in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """`at_s` is of the monotonic clock, which all processes of a machine share."""
+
+    kind: EventKind
+    rank: int
+    attempt: int
+    at_s: float
+    pid: int = 0
+    chunk: int = -1
+    epoch: int = -1
+    sha256: str = ""
+    error: str = ""
+    text: str = ""
+
+
+class EventLog:
+    """One rank's way to write into the common file."""
+
+    def __init__(self, path: Path, *, rank: int, attempt: int) -> None:
+        self._path, self._rank, self._attempt = path, rank, attempt
+
+    def tell(
+        self,
+        kind: EventKind,
+        *,
+        chunk: int = -1,
+        epoch: int = -1,
+        sha256: str = "",
+        error: str = "",
+        text: str = "",
+    ) -> None:
+        event = Event(
+            kind=kind,
+            rank=self._rank,
+            attempt=self._attempt,
+            at_s=time.monotonic(),
+            pid=os.getpid(),
+            chunk=chunk,
+            epoch=epoch,
+            sha256=sha256,
+            error=error,
+            text=text,
+        )
+        log = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(log, (json.dumps(asdict(event)) + "\n").encode())
+        finally:
+            os.close(log)
+
+
+def read_events(path: Path) -> tuple[Event, ...]:
+    """Everything that was told so far, in order."""
+    if not path.exists():
+        return ()
+    plain = [json.loads(line) for line in path.read_text().splitlines()]
+    return tuple(Event(**(event | {"kind": EventKind(event["kind"])})) for event in plain)

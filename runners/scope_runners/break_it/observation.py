@@ -1,0 +1,96 @@
+"""What was seen of a run: nothing here knows what should have happened."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scope_contracts.recording import Dropped, Finished, Record
+from scope_contracts.recording_file import RecordingReader
+from scope_rt.faults import Happened
+from scope_runners.break_it.events import Event, EventKind
+from scope_runners.break_it.script import RankJob
+
+LEFT, KILLED, STOPPED, SILENT = "left", "killed", "stopped", "silent"
+"""Ends that are not errors: in order, by the fault, and with no word said."""
+_FATAL = {"kill": KILLED, "kill_in_message": KILLED, "stop": STOPPED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One run, all attempts of it. Times are of the monotonic clock."""
+
+    job: RankJob
+    num_ranks: int
+    events: tuple[Event, ...]
+    happened: tuple[Happened, ...]
+    began_s: float
+    ended_s: float
+    is_hung: bool
+    """The run did not end by itself within its bound."""
+    left_behind: tuple[int, ...]
+    """Processes that outlived the run."""
+
+    def of(self, kind: EventKind, *, attempt: int | None = None) -> list[Event]:
+        """The events of one kind, in order."""
+        return [e for e in self.events if e.kind is kind and attempt in (None, e.attempt)]
+
+    @property
+    def emitted(self) -> list[Event]:
+        return self.of(EventKind.EMITTED)
+
+    @property
+    def failures(self) -> list[Event]:
+        """The errors of the first attempt, in order."""
+        return self.of(EventKind.FAILED, attempt=0)
+
+    @property
+    def notes(self) -> list[str]:
+        return [event.text for event in self.of(EventKind.NOTED)]
+
+    @property
+    def fault_s(self) -> float | None:
+        """When the fault happened; where it is a setting, when the last rank came with it."""
+        if self.happened:
+            return self.happened[0].at_s
+        opened = self.of(EventKind.OPENING, attempt=0)
+        return max((event.at_s for event in opened), default=None)
+
+    @property
+    def resumed_at(self) -> tuple[int, ...]:
+        """The chunks whose cache was rebuilt because the group was started again."""
+        ready = [event for event in self.of(EventKind.READY) if event.rank == 0]
+        return tuple(event.chunk for event in ready if event.chunk >= 0)
+
+    def end_of(self, rank: int) -> str:
+        """How a rank's first attempt ended: its error's class, or one of the ends above."""
+        for failure in self.failures:
+            if failure.rank == rank:
+                return failure.error
+        if any(event.rank == rank for event in self.of(EventKind.LEFT, attempt=0)):
+            return LEFT
+        fatal = [
+            _FATAL[h.action]
+            for h in self.happened
+            if h.rank == rank and h.attempt == 0 and h.action in _FATAL
+        ]
+        return fatal[0] if fatal else SILENT
+
+    def recorded(self) -> Sequence[Record]:
+        """The whole records of the run's recording."""
+        with self.job.recording.open("rb") as file:
+            return [entry.record for entry in RecordingReader(file)]
+
+
+def recorded_chunks(seen: Observation) -> list[int]:
+    """The chunks a recording has as finished."""
+    return [record.chunk_index for record in seen.recorded() if isinstance(record, Finished)]
+
+
+def dropped_chunks(seen: Observation) -> list[int]:
+    """The chunks a recording has as dropped by a hard cut."""
+    return [record.chunk_index for record in seen.recorded() if isinstance(record, Dropped)]
+
+
+def seconds_per_chunk(seen: Observation) -> float:
+    """Mean time between two chunks, without the first."""
+    times = [event.at_s for event in seen.emitted][1:]
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0

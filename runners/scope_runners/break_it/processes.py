@@ -1,0 +1,182 @@
+"""Faults 17, 18, 20 and 21: ranks that die, stop, crawl or raise, each role of them.
+
+After each of these the group starts again by itself, and no chunk is lost or comes twice.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from functools import partial
+
+from scope_rt.faults import Fault, FaultPoint, at
+from scope_rt.mesh.topology import Topology
+from scope_runners.break_it.observation import KILLED, LEFT, STOPPED
+from scope_runners.break_it.scenario import (
+    DEAD_S,
+    FAULT_CHUNK,
+    PEER_LOST,
+    PP1_TP2,
+    TP2,
+    Case,
+    Expected,
+    Pace,
+    Role,
+    Scenario,
+    last_generator,
+    lost,
+)
+from scope_runners.break_it.script import Cue, Script
+
+SLOWER = 10
+"""How many times slower the slow rank is, at least."""
+SLOW_FACTOR = 4
+SHORTEST_DELAY_S = 0.1
+"""Far above what a busy machine adds to a generator call."""
+
+
+class Phase(StrEnum):
+    """What the rank is at when it dies."""
+
+    IDLE = "idle"
+    DENOISE = "denoise"
+    RECOMPUTE = "recompute"
+    SEND = "send"
+
+
+def _kill(role: Role, phase: Phase, topology: Topology, pace: Pace) -> Scenario | None:
+    rank = role.rank_in(topology)
+    if rank is None:
+        return None
+    cues = (Cue(chunk=FAULT_CHUNK, recompute=True),) if phase is Phase.RECOMPUTE else ()
+    return Scenario(
+        topology=topology,
+        script=Script(cues=cues),
+        faults=(_death(rank, phase, topology, pace),),
+        expected=lost(rank, topology, KILLED, within_s=DEAD_S),
+    )
+
+
+def _death(rank: int, phase: Phase, topology: Topology, pace: Pace) -> Fault:
+    kill = partial(at, rank=rank, chunk=FAULT_CHUNK, action="kill")
+    generates = rank in topology.generator_ranks
+    match phase:
+        case Phase.IDLE:
+            return kill(point=FaultPoint.IDLE if rank else FaultPoint.EMIT)
+        case Phase.DENOISE if generates:
+            return kill(point=FaultPoint.CALL)
+        case Phase.RECOMPUTE if generates:
+            return kill(point=FaultPoint.RECOMPUTE)
+        case Phase.SEND if rank in (0, topology.leader):
+            return kill(point=FaultPoint.FRAMES, action="kill_in_message")
+        case Phase.SEND:  # a follower never sends: it dies when it has just been sent a chunk
+            return kill(point=FaultPoint.ENTERED)
+        case _:  # rank0 waits while the mesh works
+            return kill(point=FaultPoint.SENDING, after_s=pace.chunk_s / 10)
+
+
+def _stop(role: Role, topology: Topology, pace: Pace) -> Scenario | None:
+    rank = role.rank_in(topology)
+    if rank is None:
+        return None
+    point = FaultPoint.CALL if rank in topology.generator_ranks else FaultPoint.EMIT
+    return Scenario(
+        topology=topology,
+        faults=(at(rank=rank, chunk=FAULT_CHUNK, point=point, action="stop"),),
+        expected=lost(rank, topology, STOPPED, within_s=pace.silence_s),
+    )
+
+
+def _slow(topology: Topology, pace: Pace) -> Scenario:
+    """Beside others, a rank is slow from the start; alone, it becomes slower than it was."""
+    rank, delay_s = (
+        last_generator(topology),
+        max(SHORTEST_DELAY_S, SLOWER * pace.chunk_s / pace.num_calls),
+    )
+    beside_others = topology.tp_degree > 1
+    ends = [PEER_LOST] * topology.world_size
+    for other in topology.generator_ranks:
+        ends[other] = frozenset({"SlowRankError"})
+    ranks = " ".join(map(str, topology.generator_ranks))
+    return Scenario(
+        topology=topology,
+        shared={"SCOPE_SLOW_RANK_FACTOR": str(SLOW_FACTOR)},
+        faults=(
+            at(
+                rank=rank,
+                chunk=0 if beside_others else FAULT_CHUNK,
+                point=FaultPoint.CALL,
+                action="delay",
+                times=10**6,
+                seconds=delay_s,
+            ),
+        ),
+        expected=Expected(
+            headline=f"SlowRankError {ranks}",
+            ends=tuple(ends),
+            within_s=100 * delay_s,
+            mentions=f"rank {rank}",
+            resumes=True,
+        ),
+    )
+
+
+def _raise(role: Role, topology: Topology, pace: Pace) -> Scenario | None:
+    rank = role.rank_in(topology)
+    if rank is None:
+        return None
+    ends = [PEER_LOST | {LEFT} if rank == 0 else PEER_LOST] * topology.world_size
+    ends[rank] = frozenset({"ZeroDivisionError"})
+    point = FaultPoint.EMIT if rank == 0 else FaultPoint.ENTERED
+    return Scenario(
+        topology=topology,
+        faults=(at(rank=rank, chunk=FAULT_CHUNK, point=point, action="raise"),),
+        expected=Expected(
+            headline=f"ZeroDivisionError {rank}",
+            ends=tuple(ends),
+            within_s=DEAD_S,
+            resumes=True,
+        ),
+    )
+
+
+def _kills() -> Iterator[Case]:
+    for role in Role:
+        for phase in Phase:
+            yield Case(
+                number=17,
+                name=f"kill/{role}/{phase}",
+                what=f"SIGKILL of the {role}, at: {phase}",
+                natural=PP1_TP2,
+                build=partial(_kill, role, phase),
+            )
+
+
+CASES = (
+    *_kills(),
+    *(
+        Case(
+            number=18,
+            name=f"stop/{role}",
+            what=f"SIGSTOP of the {role}",
+            natural=PP1_TP2,
+            build=partial(_stop, role),
+        )
+        for role in Role
+    ),
+    Case(
+        number=20,
+        name="slow-rank",
+        what=f"one rank is {SLOWER} times slower than the others",
+        natural=TP2,
+        build=_slow,
+    ),
+    *(
+        Case(
+            number=21,
+            name=f"user-code/{role}",
+            what=f"an exception in user code on the {role}",
+            natural=PP1_TP2,
+            build=partial(_raise, role),
+        )
+        for role in Role
+    ),
+)

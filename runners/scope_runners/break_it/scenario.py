@@ -1,0 +1,204 @@
+"""A scenario is a value: one fault, on one topology, and what must come of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from scope_contracts.envelope import PlanId
+from scope_rt.faults import Fault, FaultPoint, at
+from scope_rt.mesh.topology import Topology
+from scope_runners.break_it.observation import LEFT, Observation
+from scope_runners.break_it.script import Audience, Script
+
+A_STREAM = Script()
+NOTHING_SET: Mapping[str, str] = {}
+FAULT_CHUNK = 3
+"""The chunk at which things break: the cache is in use, and not yet full."""
+MISMATCH_S = 2.0
+"""A disagreement is found before the next collective, which takes no time to speak of."""
+START_S = 10.0
+"""The same where ranks must meet and load first."""
+DEAD_S = 2.0
+"""How long a dead process may go unnoticed."""
+RESUME_S = 15.0
+"""How long a group may take from the detection of a loss to its next chunk."""
+
+PEER_LOST = frozenset({"PeerLostError", "LinkTimeoutError"})
+"""What ranks say whose peer is gone."""
+
+
+class Role(StrEnum):
+    """What a rank is in its topology."""
+
+    RANK0 = "rank0"
+    LEADER = "leader"
+    FOLLOWER = "follower"
+
+    def rank_in(self, topology: Topology) -> int | None:
+        """The rank of this role; None where nobody has it, or where rank0 has it too."""
+        match self:
+            case Role.RANK0:
+                return 0
+            case Role.LEADER:
+                return topology.leader or None
+            case Role.FOLLOWER:
+                *_, last = topology.generator_ranks
+                return None if last == topology.leader else last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast things are here: from chunk to chunk, each of `num_calls` generator calls."""
+
+    heartbeat_s: float
+    """How long a rank may be silent."""
+    chunk_s: float
+    num_calls: int
+
+    @property
+    def silence_s(self) -> float:
+        """How long a stopped or cut-off rank may go unnoticed."""
+        return self.heartbeat_s + 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What must come of a fault.
+
+    `headline` says it in a few words; `ends` names, rank by rank, how it may end: an error class,
+    or one of the ends above.
+    """
+
+    headline: str
+    ends: tuple[frozenset[str], ...]
+    within_s: float = MISMATCH_S
+    """From the fault to the last of these errors."""
+    mentions: str = ""
+    """What one of the errors must say."""
+    resumes: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the stream must come to its own end."""
+        return self.resumes or all(end == {LEFT} for end in self.ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A run in which something breaks."""
+
+    topology: Topology
+    expected: Expected
+    faults: tuple[Fault, ...] = ()
+    shared: Mapping[str, str] = field(default_factory=lambda: NOTHING_SET)
+    """Environment of all ranks."""
+    environ: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Environment of single ranks."""
+    script: Script = A_STREAM
+    odd_rank: int = -1
+    """A rank that is started with other arguments, `odd_plan` and `odd_tp`."""
+    odd_plan: str = ""
+    odd_tp: int = 0
+    hard_cut_after: int = -1
+    audience: Audience = Audience.LOG
+    records: bool = False
+    pause_s: float = 0.0
+    """Rank0's consumer rests so long after every chunk."""
+    cuts_cable: bool = False
+    """Whether the ranks are on two hosts, and the cable between them is cut."""
+    check: Callable[[Observation], list[str]] = lambda seen: []
+    """What else must hold; gives complaints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A named way to break a stream, on any topology that it makes sense on.
+
+    `build` gives None where it makes none.
+    """
+
+    number: int
+    name: str
+    what: str
+    natural: Topology
+    build: Callable[[Topology, Pace], Scenario | None]
+
+
+SINGLE = Topology(plan_id=PlanId.SINGLE, tp_degree=1)
+TP2 = Topology(plan_id=PlanId.TP_V1_1, tp_degree=2)
+PP0 = Topology(plan_id=PlanId.PP0, tp_degree=1)
+PP1 = Topology(plan_id=PlanId.PP1, tp_degree=1)
+PP1_TP2 = Topology(plan_id=PlanId.PP1, tp_degree=2)
+
+
+def broken_at(
+    topology: Topology,
+    expected: Expected,
+    *,
+    rank: int,
+    point: FaultPoint,
+    action: str,
+    script: Script = A_STREAM,
+    shared: Mapping[str, str] = NOTHING_SET,
+    **arguments: Any,
+) -> Scenario:
+    """A stream in which one fault happens once."""
+    fault = at(rank=rank, chunk=FAULT_CHUNK, point=point, action=action, **arguments)
+    return Scenario(
+        topology=topology, expected=expected, faults=(fault,), script=script, shared=shared
+    )
+
+
+def refused_by(
+    rank: int, topology: Topology, *errors: str, others: frozenset[str] = PEER_LOST
+) -> Expected:
+    """One rank refuses by one of `errors`, and the `others` lose it."""
+    ends = [others] * topology.world_size
+    ends[rank] = frozenset(errors)
+    return Expected(headline=f"{errors[0]} {rank}", ends=tuple(ends))
+
+
+def refused_by_generators(topology: Topology, *errors: str) -> Expected:
+    """All ranks that generate refuse together, and a rank0 that does not loses them."""
+    ends = [PEER_LOST] * topology.world_size
+    for rank in topology.generator_ranks:
+        ends[rank] = frozenset(errors)
+    ranks = " ".join(map(str, topology.generator_ranks))
+    return Expected(headline=f"{errors[0]} {ranks}", ends=tuple(ends))
+
+
+def refused_by_all(topology: Topology, *errors: str) -> Expected:
+    """All ranks refuse, before the first chunk."""
+    ends = (frozenset(errors),) * topology.world_size
+    ranks = " ".join(map(str, range(topology.world_size)))
+    return Expected(headline=f"{errors[0]} {ranks}", ends=ends, within_s=START_S)
+
+
+def lost(rank: int, topology: Topology, end: str, *, within_s: float) -> Expected:
+    """One rank is lost, all others say so, one of them by its number, and the stream goes on."""
+    ends = [PEER_LOST] * topology.world_size
+    ends[rank] = frozenset({end})
+    return Expected(
+        headline=f"{end} {rank}, named by the others" if topology.world_size > 1 else end,
+        ends=tuple(ends),
+        within_s=within_s,
+        mentions=f"rank {rank}" if topology.world_size > 1 else "",
+        resumes=True,
+    )
+
+
+def untouched(topology: Topology, *, headline: str) -> Expected:
+    """The stream comes to its own end."""
+    ends = (frozenset({LEFT}),) * topology.world_size
+    return Expected(headline=headline, ends=ends)
+
+
+def last_generator(topology: Topology) -> int:
+    """The rank that is broken where any generator rank would do: a follower, if there is one."""
+    return topology.generator_ranks[-1]
+
+
+def first_receiver(topology: Topology) -> int | None:
+    """The rank that rank0 sends envelopes to."""
+    return 1 if topology.world_size > 1 else None

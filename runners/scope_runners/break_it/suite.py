@@ -1,0 +1,62 @@
+"""Every chosen fault is tried on the topology it is about, or on the one that was asked for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scope_contracts.errors import UserInputError
+from scope_rt.mesh.topology import Topology
+from scope_rt.tripwires import Tripwire
+from scope_runners.break_it.catalogue import case_named
+from scope_runners.break_it.detectors import TRIALS, Trial, TrialResult, judge_trial
+from scope_runners.break_it.driver import Driver
+from scope_runners.break_it.observation import Observation
+from scope_runners.break_it.scenario import Case, Scenario
+from scope_runners.break_it.verdict import Result, judge, not_run
+from scope_runners.namespaces import why_not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """Runs cases on `driver`; on `topology` where one is given."""
+
+    driver: Driver
+    topology: Topology | None = None
+
+    def run(self, case: Case, *, disarmed: tuple[Tripwire, ...] = ()) -> Result:
+        """The row of one case."""
+        scenario, topology = self._scenario(case), self.topology or case.natural
+        if scenario is None:
+            return not_run(case, topology, "it means nothing here")
+        if scenario.cuts_cable and (reason := why_not()) is not None:
+            return not_run(case, topology, reason)
+        return self._try(case, scenario, disarmed)[0]
+
+    def trials(self) -> Iterator[TrialResult]:
+        """Every tripwire's fault, with the tripwire and without it."""
+        return map(self.trial, TRIALS)
+
+    def trial(self, trial: Trial) -> TrialResult:
+        """A fault, with its tripwires and without them.
+
+        Raises:
+            UserInputError: the topology that was asked for has no such fault.
+        """
+        case = case_named(trial.case)
+        scenario = self._scenario(case)
+        if scenario is None:
+            raise UserInputError(f"{case.name} means nothing on this plan; drop --plan and --tp")
+        armed, _ = self._try(case, scenario, ())
+        disarmed, seen = self._try(case, scenario, trial.disarmed)
+        chunk_s = self.driver.pace(scenario.topology).chunk_s
+        return judge_trial(trial, armed=armed, disarmed=disarmed, seen=seen, chunk_s=chunk_s)
+
+    def _scenario(self, case: Case) -> Scenario | None:
+        topology = self.topology or case.natural
+        return case.build(topology, self.driver.pace(topology))
+
+    def _try(
+        self, case: Case, scenario: Scenario, disarmed: tuple[Tripwire, ...]
+    ) -> tuple[Result, Observation]:
+        seen = self.driver.run(scenario, disarmed=disarmed)
+        reference = self.driver.reference(seen, scenario.topology)
+        return judge(case, scenario, seen, reference), seen

@@ -1,0 +1,90 @@
+"""The same ranks on two hosts: rank0 on one, the others on the other, each under its own torchrun.
+
+The hosts are network namespaces of this machine. The cable between them is cut once rank0 holds the
+chunk at which things break, and joined again when both ends have had time to notice.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from scope_rt.faults import FaultPoint, Happened
+from scope_rt.mesh.topology import Topology
+from scope_runners.break_it.events import EventKind, EventLog, read_events
+from scope_runners.break_it.scenario import FAULT_CHUNK
+from scope_runners.break_it.script import RankJob
+from scope_runners.break_it.watch import RANK_MODULE, Watch
+from scope_runners.namespaces import INTERFACE, CabledHosts, Host
+
+CUT = "cut_cable"
+_PORT = 29400
+_POLL_S = 0.02
+_LONGEST_CUT_S = 900
+"""After so long without its store, torchrun itself would give up."""
+
+
+def start_on_two_hosts(
+    job: RankJob, topology: Topology, environ: Mapping[str, str], watch: Watch, *, cut_s: float
+) -> None:
+    """Run the ranks of `job` to their end; the cable is cut for `cut_s` on the way."""
+    job.save()
+    with ExitStack() as stack:
+        cabled = stack.enter_context(CabledHosts())
+        processes = []
+        for host, num_ranks in zip(cabled.hosts, (1, topology.world_size - 1), strict=True):
+            speech = stack.enter_context((Path(job.folder) / f"{host.name}.txt").open("wb"))
+            command = _torchrun(job, host, store=cabled.hosts[0], num_ranks=num_ranks)
+            network = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+            processes.append(host.start(command, environ={**environ, **network}, output=speech))
+            watch.add(processes[-1].pid)
+
+        def ended() -> bool:
+            return watch.has_overrun or all(process.poll() is not None for process in processes)
+
+        _wait_for(lambda: ended() or _holds(job, FAULT_CHUNK))
+        _tell_cut(job)
+        cabled.cut()
+        time.sleep(cut_s)
+        cabled.restore()
+        EventLog(job.events, rank=-1, attempt=0).tell(EventKind.RESTORED)
+        _wait_for(ended)
+        # Leaving the hosts ends whatever still runs there.
+        watch.look_for(lambda: [pid for host in cabled.hosts for pid in host.processes()])
+
+
+def _torchrun(job: RankJob, host: Host, *, store: Host, num_ranks: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes", "2", "--nproc-per-node", str(num_ranks), "--max-restarts", "3"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{store.address}:{_PORT}"),
+        *("--rdzv-id", "break-it", "--local-addr", host.address),
+        f"--rdzv-conf=is_host={int(host == store)},read_timeout={_LONGEST_CUT_S}",
+        *("-m", RANK_MODULE, str(job.path)),
+    ]
+
+
+def _holds(job: RankJob, chunk: int) -> bool:
+    return any(e.kind is EventKind.EMITTED and e.chunk >= chunk for e in read_events(job.events))
+
+
+def _tell_cut(job: RankJob) -> None:
+    """The cut stands in the log of faults like any other."""
+    cut = Happened(
+        action=CUT,
+        point=FaultPoint.EMIT,
+        rank=-1,
+        attempt=0,
+        chunk=FAULT_CHUNK,
+        at_s=time.monotonic(),
+    )
+    job.faults.write_text(json.dumps(asdict(cut)) + "\n")
+
+
+def _wait_for(is_so: Callable[[], bool]) -> None:
+    """Bounded by the run's watch, which ends the processes."""
+    while not is_so():
+        time.sleep(_POLL_S)

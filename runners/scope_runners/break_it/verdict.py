@@ -1,0 +1,190 @@
+"""What was seen is held against what was expected; a fault that went well is one that was refused.
+
+Two outcomes outweigh every other: a run that had to be ended hung, and a chunk that is not bit for
+bit the chunk of a clean run is drift.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from scope_rt.mesh.topology import Topology
+from scope_runners.break_it.events import Event, EventKind
+from scope_runners.break_it.observation import Observation
+from scope_runners.break_it.scenario import RESUME_S, Case, Expected, Scenario
+
+
+class Verdict(StrEnum):
+    """What came of a fault."""
+
+    PASSED = "passed"
+    HUNG = "HANG"
+    DRIFTED = "DRIFT"
+    FAILED = "FAILED"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One row of the table. Seconds are None where there is nothing to measure."""
+
+    number: int
+    name: str
+    what: str
+    plan: str
+    tp: int
+    expected: str
+    verdict: Verdict
+    ends: tuple[str, ...] = ()
+    """How every rank's first attempt ended."""
+    sentences: tuple[str, ...] = ()
+    """What the ranks said, in order."""
+    detected_s: float | None = None
+    num_chunks: int = 0
+    num_wrong: int = 0
+    resumed_s: float | None = None
+    num_left_behind: int = 0
+    complaints: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What else there is to say."""
+    folder: str = ""
+
+
+def judge(
+    case: Case, scenario: Scenario, seen: Observation, reference: Mapping[int, str]
+) -> Result:
+    """The row of one run."""
+    expected, topology = scenario.expected, scenario.topology
+    detection = _detection(expected, seen)
+    detected_s = None
+    if detection is not None and seen.fault_s is not None:
+        detected_s = detection.at_s - seen.fault_s
+    resumed_s = _resumed_s(seen, detection)
+    wrong = _wrong_chunks(seen, reference)
+    complaints = [
+        *_ends_complaints(expected, seen),
+        *_detection_complaints(scenario, seen),
+        *_chunk_complaints(expected, seen, wrong, reference),
+        *_resume_complaints(expected, resumed_s),
+    ]
+    if seen.left_behind:
+        complaints.append(f"processes left behind: {seen.left_behind}")
+    if not seen.is_hung:
+        complaints += scenario.check(seen)
+    return Result(
+        number=case.number,
+        name=case.name,
+        what=case.what,
+        plan=str(topology.plan_id),
+        tp=topology.tp_degree,
+        expected=expected.headline,
+        verdict=_verdict(seen, wrong, complaints),
+        ends=tuple(seen.end_of(rank) for rank in range(seen.num_ranks)),
+        sentences=tuple(f"rank {e.rank}: {e.error}: {e.text}" for e in seen.failures),
+        detected_s=detected_s,
+        num_chunks=len(seen.emitted),
+        num_wrong=len(wrong),
+        resumed_s=resumed_s,
+        num_left_behind=len(seen.left_behind),
+        complaints=tuple(complaints),
+        folder=seen.job.folder,
+    )
+
+
+def not_run(case: Case, topology: Topology, why: str) -> Result:
+    """The row of a case that cannot be tried here."""
+    return Result(
+        number=case.number,
+        name=case.name,
+        what=case.what,
+        plan=str(topology.plan_id),
+        tp=topology.tp_degree,
+        expected="",
+        verdict=Verdict.NOT_RUN,
+        notes=(why,),
+    )
+
+
+def _verdict(seen: Observation, wrong: list[Event], complaints: list[str]) -> Verdict:
+    if wrong:
+        return Verdict.DRIFTED
+    if seen.is_hung:
+        return Verdict.HUNG
+    return Verdict.FAILED if complaints else Verdict.PASSED
+
+
+def _detection(expected: Expected, seen: Observation) -> Event | None:
+    """The first error that was expected of its rank."""
+    hits = [failure for failure in seen.failures if failure.error in expected.ends[failure.rank]]
+    return min(hits, key=lambda failure: failure.at_s, default=None)
+
+
+def _resumed_s(seen: Observation, detection: Event | None) -> float | None:
+    """From the detection, or the end of what had caused it, to the next chunk."""
+    again = [event.at_s for event in seen.emitted if event.attempt > 0]
+    if detection is None or not again:
+        return None
+    return again[0] - max([detection.at_s, *(e.at_s for e in seen.of(EventKind.RESTORED))])
+
+
+def _wrong_chunks(seen: Observation, reference: Mapping[int, str]) -> list[Event]:
+    """Chunks that a clean run does not have, or of an epoch that a newer one had replaced."""
+    wrong, newest = [], -1
+    for event in seen.events:
+        if event.kind is EventKind.EMITTED:
+            is_clean = event.sha256 == reference.get(event.chunk)
+            if not is_clean or event.epoch < newest:
+                wrong.append(event)
+        if event.kind in (EventKind.EMITTED, EventKind.CUT):
+            newest = max(newest, event.epoch)
+    return wrong
+
+
+def _ends_complaints(expected: Expected, seen: Observation) -> list[str]:
+    return [
+        f"rank {rank}: {seen.end_of(rank)}, want {' or '.join(sorted(allowed))}"
+        for rank, allowed in enumerate(expected.ends)
+        if seen.end_of(rank) not in allowed
+    ]
+
+
+def _detection_complaints(scenario: Scenario, seen: Observation) -> list[str]:
+    expected, complaints = scenario.expected, []
+    if (scenario.faults or scenario.cuts_cable) and not seen.happened:
+        complaints.append("the fault did not happen")
+    for failure in seen.failures:
+        told_s = failure.at_s - (seen.fault_s or seen.began_s)
+        if told_s > expected.within_s:
+            told = f"rank {failure.rank} said so after {told_s:.1f} s"
+            complaints.append(f"{told}, want {expected.within_s:g} s")
+    if not any(expected.mentions in failure.text for failure in seen.failures) and seen.failures:
+        complaints.append(f"nobody mentions {expected.mentions}")
+    return complaints
+
+
+def _chunk_complaints(
+    expected: Expected, seen: Observation, wrong: list[Event], reference: Mapping[int, str]
+) -> list[str]:
+    """Every chunk once, in order; a live hard cut may leave out what it dropped."""
+    complaints = []
+    if wrong:
+        complaints.append(f"wrong chunks: {[event.chunk for event in wrong]}")
+    indices = [event.chunk for event in seen.emitted]
+    cuts = [event.chunk for event in seen.of(EventKind.CUT)]
+    if indices != sorted(set(indices)):
+        complaints.append(f"chunks came as {indices}")
+    for before, after in zip([-1, *indices], indices, strict=False):
+        if after > before + 1 and after not in cuts:
+            complaints.append(f"no chunk between {before} and {after}")
+    if expected.goes_on and len(indices) != seen.job.script.num_chunks:
+        complaints.append(f"{len(indices)} of {seen.job.script.num_chunks} chunks")
+    return complaints
+
+
+def _resume_complaints(expected: Expected, resumed_s: float | None) -> list[str]:
+    if not expected.resumes:
+        return []
+    if resumed_s is None:
+        return ["the stream did not go on"]
+    late = resumed_s > RESUME_S
+    return [f"went on after {resumed_s:.1f} s, want {RESUME_S:g} s"] if late else []

@@ -1,0 +1,140 @@
+"""A run is over when its bound is, and then nothing of it is left.
+
+The launcher ends ranks that fail; what it cannot know is that ranks which run will never end.
+"""
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stderr, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from scope_runners.break_it.script import RankJob
+from scope_runners.launcher import Attempt, Restarts, launch_attempts
+from scope_runners.zygote import Event, RankStarted
+
+RANK_MODULE = "scope_runners.break_it.rank_main"
+GONE_WITHIN_S = 5.0
+"""How long a killed process may take to be gone."""
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+"""How the launcher ends when it was told to."""
+
+
+class OverrunError(Exception):
+    """A run that has overrun its bound is not started again."""
+
+
+class Watch:
+    """Knows the processes of a run, and ends them when an attempt overruns `bound_s`."""
+
+    def __init__(self, *, bound_s: float) -> None:
+        self.has_overrun = False
+        self._bound_s = bound_s
+        self._pids: set[int] = set()
+        self._left_behind: set[int] = set()
+        self._lock = threading.Lock()
+        self._deadline_s = time.monotonic() + bound_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        self._thread.join(GONE_WITHIN_S)
+        self._kill()
+
+    def check(self) -> None:
+        """Raises OverrunError when the run has overrun its bound."""
+        if self.has_overrun:
+            raise OverrunError
+
+    def see(self, attempt: int, event: Event) -> None:
+        """What the launcher tells."""
+        if isinstance(event, RankStarted):
+            self.add(event.pid)
+
+    def add(self, pid: int) -> None:
+        """A process of the run has started, and with it an attempt."""
+        with self._lock:
+            self._pids.add(pid)
+            self._deadline_s = time.monotonic() + self._bound_s
+
+    def look_for(self, living: Callable[[], Iterable[int]]) -> None:
+        """What still lives after some time to go was left behind."""
+        deadline_s = time.monotonic() + GONE_WITHIN_S
+        while (left := sorted(living())) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        self._left_behind |= set(left)
+
+    def end(self, told: Iterable[int]) -> tuple[int, ...]:
+        """The run is over: which processes it left behind, of those seen here and those `told`."""
+        self._is_over.set()
+        with self._lock:
+            self._pids |= set(told)
+        self.look_for(lambda: filter(_lives, self._pids))
+        return tuple(sorted(self._left_behind))
+
+    def _wait(self) -> None:
+        while not self._is_over.wait(max(0.0, self._deadline_s - time.monotonic())):
+            if time.monotonic() >= self._deadline_s:
+                self.has_overrun = True
+                self._kill()
+                return
+
+    def _kill(self) -> None:
+        with self._lock:
+            for pid in filter(_lives, self._pids):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def start_here(
+    job: RankJob,
+    attempt: Attempt,
+    watch: Watch,
+    *,
+    most_restarts: int,
+    launch: Callable[..., int] = launch_attempts,
+) -> None:
+    """Run the ranks of `job` to their end, as `scope-rt stream` would.
+
+    Raises:
+        KeyboardInterrupt: a person stopped the launcher.
+    """
+    said = io.StringIO()
+
+    def attempt_of(number: int) -> Attempt:
+        watch.check()
+        return attempt
+
+    code = 0
+    try:
+        with suppress(OverrunError), redirect_stderr(said):
+            restarts = Restarts(most=most_restarts)
+            code = launch(RANK_MODULE, attempt_of, restarts=restarts, on_event=watch.see)
+    finally:
+        (Path(job.folder) / "launcher.txt").write_text(said.getvalue())
+    if code in _STOPPED:
+        raise KeyboardInterrupt
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs, or is stopped; a zombie does neither."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"

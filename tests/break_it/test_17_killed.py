@@ -1,0 +1,22 @@
+"""A rank that is killed is named within 2 s, and the stream goes on: no chunk twice, none lost."""
+
+import pytest
+
+from scope_runners.break_it.processes import Phase
+from scope_runners.break_it.scenario import DEAD_S, RESUME_S, Role
+from tests.break_it.broken import Broken
+
+RANKS = {Role.RANK0: 0, Role.LEADER: 1, Role.FOLLOWER: 2}
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("role", Role)
+def test_the_stream_survives_a_killed_rank(broken: Broken, role: Role, phase: Phase) -> None:
+    result = broken(f"kill/{role}/{phase}")
+    assert result.ends[RANKS[role]] == "killed"
+    assert result.detected_s is not None
+    assert result.detected_s < DEAD_S
+    assert result.resumed_s is not None
+    assert result.resumed_s < RESUME_S
+    assert result.num_chunks == 8
+    assert any(f"rank {RANKS[role]}" in sentence for sentence in result.sentences)

@@ -1,0 +1,15 @@
+"""Two hosts whose cable is cut both say so within the bound, and go on when it is whole again."""
+
+import pytest
+
+from scope_runners.namespaces import why_not
+from tests.break_it.broken import HEARTBEAT_S, Broken
+
+
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_stream_over_two_hosts_survives_a_cut_cable(broken: Broken) -> None:
+    result = broken("cable-cut")
+    assert result.ends == ("LinkTimeoutError",) * 2
+    assert result.detected_s is not None
+    assert result.detected_s < HEARTBEAT_S + 1
+    assert result.num_chunks == 8

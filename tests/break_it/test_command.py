@@ -1,0 +1,69 @@
+"""The command finds faults by number, name or beginning of one, and says what it cannot do."""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scope_contracts.errors import UserInputError
+from scope_runners.break_it.catalogue import CASES, chosen
+from scope_runners.break_it.command import add_break_it_arguments, run_break_it
+from scope_runners.break_it.suite import Suite
+from scope_runners.main import main
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_break_it_arguments(parser)
+    return run_break_it(parser.parse_args(arguments))
+
+
+def test_all_23_faults_are_listed_with_what_they_break(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {int(line[:2]) for line in lines} == set(range(1, 24))
+    assert all(len(line.split(maxsplit=2)) == 3 and len(line) <= 120 for line in lines)
+
+
+def test_a_fault_is_found_by_number_by_name_and_by_the_beginning_of_its_name() -> None:
+    names = [case.name for case in chosen(["18"])]
+    assert names == [case.name for case in chosen(["stop"])]
+    assert len(names) == 3
+    assert chosen(["stop/leader", "18"])[0].name == "stop/leader"
+    assert len(chosen(["17", "kill/rank0"])) == 12
+
+
+def test_every_name_stands_once_and_fits_its_column() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "name a fault"),
+        (["no-such-fault"], "no fault is called 'no-such-fault'"),
+        (["1", "--tp", "2"], "--tp needs a --plan"),
+        (["1", "--model", "/nowhere"], "does not exist"),
+        (["1", "--plan", "tp_v1_1", "--tp", "3"], "--tp 3 does not divide the model's 4 heads"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(UserInputError, match=sentence):
+        run(*arguments)
+
+
+def test_a_fault_that_gets_through_on_a_users_plan_and_model_is_exit_code_1(
+    suite: Suite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = ["--plan", "single", "--model", str(suite.driver.model)]
+    arguments = ["bias-on-the-mesh", "cable-cut", "--disarm", "state_digest", "--json"]
+    assert main(["break-it", *arguments, *plan]) == 1
+    bias, cut = json.loads(capfd.readouterr().out)
+    assert (bias["plan"], bias["verdict"], bias["num_wrong"]) == ("single", "DRIFT", 5)
+    assert bias["complaints"][0].startswith("rank 0: left, want ParityError")
+    assert (cut["verdict"], cut["notes"]) == ("not run", ["it means nothing here"])
+    shutil.rmtree(Path(bias["folder"]).parent)

@@ -1,0 +1,49 @@
+"""A run ends within its bound, stopped processes too, and what outlives it is told and ended."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from scope_runners.break_it.watch import OverrunError, Watch
+
+
+@pytest.fixture
+def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_stopped_process_is_ended_when_the_bound_is_over(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    with Watch(bound_s=0.3) as watch:
+        watch.add(sleeper.pid)
+        assert sleeper.wait(10) == -signal.SIGKILL
+        assert watch.has_overrun
+        with pytest.raises(OverrunError):
+            watch.check()
+        assert watch.end([]) == ()
+
+
+def test_every_start_has_the_whole_bound(sleeper: "subprocess.Popen[bytes]") -> None:
+    with Watch(bound_s=1.0) as watch:
+        for _ in range(4):
+            time.sleep(0.4)
+            watch.add(sleeper.pid)
+        assert not watch.has_overrun
+
+
+def test_a_process_that_outlives_its_run_is_told_and_ended(
+    sleeper: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scope_runners.break_it.watch.GONE_WITHIN_S", 0.2)
+    with Watch(bound_s=60.0) as watch:
+        assert watch.end([sleeper.pid]) == (sleeper.pid,)
+    assert sleeper.wait(10) == -signal.SIGKILL
