@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from torch import Tensor
 
 from scope_contracts import (
+    CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
     LATENTS_OUT,
     STATE_DIGEST,
@@ -39,7 +40,7 @@ from scope_rt.kv_cache.ring import RingCache
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.worker import Worker
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.tensors import empty
+from scope_rt.tensors import digest_of, empty
 from tests.contracts.stream_rules import (
     BLOCK,
     HEIGHT,
@@ -78,6 +79,7 @@ class CountingGenerator:
     def __init__(self) -> None:
         self.ring = RingCache(CACHE, tp_degree=1, dtype=torch.float32, device=torch.device("cpu"))
         self.extra_calls = 0
+        self.text_digest = ""
         self._origin = 0
 
     def generate(
@@ -89,6 +91,8 @@ class CountingGenerator:
         if envelope.reset_kv_cache:
             self.ring.reset()
             self._origin = 0
+        if envelope.reset_crossattn_cache:
+            self.text_digest = digest_of(tensors[CONDITIONING_EMBEDS])
         if envelope.do_kv_recompute:
             frames = tensors[CONTEXT_FRAMES_OVERRIDE].shape[1]
             self.ring.reset()
@@ -97,6 +101,11 @@ class CountingGenerator:
         window = self.ring.window(start_frame=start - self._origin, num_frames=BLOCK)
         self.ring.commit(window)
         return torch.zeros(GEOMETRY.latent_shape(envelope.height, envelope.width))
+
+
+def tensors_of(envelope: PPEnvelope) -> dict[str, Tensor]:
+    """What travels with `envelope`: every call brings a text of its own, where it brings one."""
+    return {spec.name: empty(spec).fill_(envelope.call_id) for spec in envelope.tensors}
 
 
 class NoPeers:
@@ -135,8 +144,7 @@ class WorkerSide:
         if envelope.kind is MessageKind.SHUTDOWN:
             self._worker.stop(envelope)
             return None
-        tensors = {spec.name: empty(spec) for spec in envelope.tensors}
-        result, out = self._worker.execute(envelope, tensors)
+        result, out = self._worker.execute(envelope, tensors_of(envelope))
         result = decode_result(encode(result))
         assert (result.call_id, result.chunk_index, result.cache_epoch) == (
             *(envelope.call_id, envelope.chunk_index, envelope.cache_epoch),
@@ -152,6 +160,7 @@ class Rank0Side:
     def __init__(self, lifecycle: Lifecycle) -> None:
         self.lifecycle = lifecycle
         self.extra_calls = 0
+        self._text_digest = ""
 
     def take(self, envelope: PPEnvelope) -> bytes | None:
         preflight(envelope, {spec.name: spec for spec in envelope.tensors}, GEOMETRY)
@@ -160,8 +169,10 @@ class Rank0Side:
             self.lifecycle = entered
             return None
         self.lifecycle = entered.commit(envelope.expected_generator_calls + self.extra_calls)
+        if envelope.reset_crossattn_cache:
+            self._text_digest = digest_of(tensors_of(envelope)[CONDITIONING_EMBEDS])
         indices = CACHE.indices_at(self.lifecycle.cache_end_frame)
-        return ScalarDigest.of(envelope, indices).hash()
+        return ScalarDigest.of(envelope, indices, conditioning=self._text_digest).hash()
 
 
 Side = Rank0Side | WorkerSide
