@@ -1,0 +1,152 @@
+"""A soak ends with a verdict, also one that was interrupted and gone on with.
+
+A stream is taken at the pace of a player while its ranks are killed, stopped, delayed and broken
+inside, and while it is cut and prompted live. Then all of it is replayed, and what was shown, held,
+recorded and left behind is held against what the runtime promises.
+"""
+
+import argparse
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import UserInputError
+from scope_rt.mesh.topology import plan_named
+from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_runners.launcher import Attempt, FileWatch, Restarts, launch_attempts
+from scope_runners.main import FAILED, guarded
+from scope_runners.replay_process import replayed
+from scope_runners.request import CommandParser, positive
+from scope_runners.soak.chaos import Chaos
+from scope_runners.soak.diary import Diary, held
+from scope_runners.soak.job import HEARTBEAT_S, SoakJob
+from scope_runners.soak.report import report, table
+
+MOST_FRUITLESS = 8
+"""How many starts in a row may show no new chunk."""
+START_S = 30.0
+"""How long ranks wait for each other to come: one may be stopped while it starts."""
+_MARK = "SCOPE_SOAK"
+"""All processes of a soak have its folder in this variable."""
+_LEAVE_S = 20.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit 0 when nothing was lost, 1 when something was, 2 for wrong arguments."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    return guarded(lambda: _run(_parser().parse_args(arguments)), speaker="soak")
+
+
+def _run(args: argparse.Namespace) -> int:
+    folder: Path = args.out.absolute()
+    job = SoakJob.load(folder) if args.resume else _new_job(args, folder)
+    os.environ[_MARK] = str(folder)
+    for pid in _processes_of(folder, within_s=_LEAVE_S):  # such as ranks that were left stopped
+        os.kill(pid, signal.SIGKILL)
+    code = _soak(job)
+    left = _processes_of(folder, within_s=_LEAVE_S)
+    if code > 128:
+        print(f"soak: interrupted; go on with --resume --out {args.out}", file=sys.stderr)
+        return code
+    again = replayed(job.recording, plan=job.plan, tp=job.tp, log=job.speech)
+    outcome = report(job, code=code, left_behind=left, replayed=again)
+    job.path("report.json").write_text(outcome.to_json())
+    print(outcome.to_json() if args.json else table(outcome), flush=True)
+    return 0 if outcome.passed else FAILED
+
+
+def _new_job(args: argparse.Namespace, folder: Path) -> SoakJob:
+    if folder.exists() and any(folder.iterdir()):
+        raise UserInputError(f"{folder} is not empty; choose another --out, or add --resume")
+    model = ModelFolder.open(args.model)
+    chunk_s = model.codec().temporal_stride * model.recipe.frames_per_block / model.recipe.fps
+    job = SoakJob(
+        folder=str(folder),
+        model=args.model,
+        plan=args.plan,
+        tp=args.tp,
+        seed=args.seed,
+        num_chunks=math.ceil(args.minutes * 60 / chunk_s),
+        chunk_s=chunk_s,
+        fault_every_s=args.fault_every,
+        cue_every_s=args.cue_every,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    job.save()
+    return job
+
+
+def _soak(job: SoakJob) -> int:
+    """Stream to the end; returns the launcher's exit code."""
+    lines = list(Diary(job.diary).read().new())
+    first = 1 + max((line.attempt for line in lines), default=-1)
+    chaos = Chaos(job, lines, first_attempt=first)
+    began_s = time.monotonic() - len(held(lines)) * job.chunk_s
+    os.environ["SCOPE_HEARTBEAT_TIMEOUT_S"] = str(HEARTBEAT_S)
+    os.environ["SCOPE_START_TIMEOUT_S"] = str(START_S)
+
+    def attempt_of(number: int) -> Attempt:
+        environ = chaos.environ(number)
+        return Attempt(
+            argv=[job.folder, str(first + number), str(began_s)],
+            num_ranks=job.topology.world_size,
+            environ_of=lambda rank: environ,
+        )
+
+    chaos.start()
+    try:
+        return launch_attempts(
+            "scope_runners.soak.rank_main",
+            attempt_of,
+            restarts=Restarts(
+                most=MOST_FRUITLESS, made_progress=FileWatch(job.checkpoint).has_changed
+            ),
+            on_event=chaos.take,
+        )
+    finally:
+        chaos.close()
+
+
+def _processes_of(folder: Path, *, within_s: float) -> list[int]:
+    """Processes of this soak that are not gone within a time; ranks take a moment to leave."""
+    deadline_s = time.monotonic() + within_s
+    while (found := _marked(folder)) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    return found
+
+
+def _marked(folder: Path) -> list[int]:
+    mark, found = f"{_MARK}={folder}\0".encode(), list[int]()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            environ = path.read_bytes()
+        except OSError:  # it has ended, or is another user's
+            continue
+        if mark in environ and int(path.parent.name) != os.getpid():
+            found.append(int(path.parent.name))
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="scripts/soak", description=__doc__)
+    add = parser.add_argument
+    add("--minutes", type=float, default=60.0, help="length of the stream (default 60)")
+    add("--plan", type=plan_named, default=PlanId.PP1, help="(default pp1)")
+    add("--tp", type=positive, default=2, help="TP degree (default 2)")
+    add("--seed", type=int, default=0, help="of the stream and of all that happens to it")
+    add("--model", default=EMBEDDED, metavar="FOLDER", help="a model folder (default: embedded)")
+    add("--fault-every", type=float, default=30.0, metavar="S", help="mean seconds (default 30)")
+    add("--cue-every", type=float, default=10.0, metavar="S", help="mean seconds (default 10)")
+    add("--out", type=Path, default=Path("out/soak"), metavar="FOLDER", help="(default out/soak)")
+    add("--resume", action="store_true", help="go on with the soak that was interrupted in --out")
+    add("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

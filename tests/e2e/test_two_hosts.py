@@ -1,0 +1,108 @@
+"""Two hosts, each with a torchrun of its own, lose each other and find each other again."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scope_runners.namespaces import CabledHosts, Host, why_not
+from scope_runners.two_hosts import CUT_NAMED_S, KILL_NAMED_S
+from tests.tiny_folder import write_tiny_folder
+
+reason = why_not()
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(reason is not None, reason=str(reason)),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("model"))
+
+
+def two_hosts(model: Path, out: Path, *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "scope_runners.two_hosts", "--model", str(model)]
+    command += ["--out", str(out), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def namespaces() -> set[str]:
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return set(listed.stdout.split())
+
+
+def test_a_stream_survives_that_the_cable_is_cut(model: Path, tmp_path: Path) -> None:
+    before = namespaces()
+    report = two_hosts(model, tmp_path, "--lasts", "8", "--seconds", "60")
+    assert namespaces() == before
+    first, second = report["hosts"]
+    assert "rank 1 sent no heartbeat" in first["said"]
+    assert "rank 1: " in second["said"]
+    assert "did not answer" in second["said"]
+    assert max(first["named_s"], second["named_s"]) < CUT_NAMED_S
+    assert report["resumed_s"] > report["restored_s"]
+    assert report["chunks"] == report["chunks_replayed"] == 80
+    assert (report["restarts"], report["largest_diff"]) == (1, 0.0)
+
+
+def test_a_stream_goes_on_where_it_was_when_only_the_other_host_counts_a_restart(
+    model: Path, tmp_path: Path
+) -> None:
+    report = two_hosts(model, tmp_path, "--fault", "rank", "--seconds", "60")
+    assert "rank 1 closed the connection" in report["hosts"][0]["said"]
+    assert report["hosts"][0]["named_s"] < KILL_NAMED_S
+    assert report["resumed_at_chunk"] > 0
+    assert report["chunks"] == report["chunks_replayed"] == 80
+
+
+def test_a_stream_waits_for_a_host_that_was_started_again(model: Path, tmp_path: Path) -> None:
+    report = two_hosts(model, tmp_path, "--fault", "host", "--lasts", "1", "--seconds", "60")
+    assert report["hosts"][0]["named_s"] < KILL_NAMED_S
+    assert report["resumed_at_chunk"] > 0
+    assert report["chunks"] == report["chunks_replayed"] == 80
+
+
+LISTEN = """
+import socket
+server = socket.create_server(("0.0.0.0", 80))
+while True:
+    server.accept()[0].close()
+"""
+KNOCK = """
+import socket, sys
+socket.create_connection((sys.argv[1], 80), timeout=1.0)
+"""
+
+
+def reaches(host: Host, other: Host) -> bool:
+    """Whether a connection from `host` to `other` can be made, tried for some seconds."""
+    for _ in range(5):
+        knock = host.start(
+            [sys.executable, "-c", KNOCK, other.address], environ={}, output=subprocess.DEVNULL
+        )
+        if knock.wait(30) == 0:
+            return True
+    return False
+
+
+def test_nothing_passes_a_cut_cable_and_nothing_outlives_the_hosts() -> None:
+    before = namespaces()
+    with CabledHosts() as cabled:
+        first, second = cabled.hosts
+        server = second.start([sys.executable, "-c", LISTEN], environ={}, output=subprocess.DEVNULL)
+        assert reaches(first, second)
+        cabled.cut()
+        assert not reaches(first, second)
+        cabled.restore()
+        assert reaches(first, second)
+        assert second.processes() == [server.pid]
+    assert server.wait(5) == -signal.SIGKILL
+    assert namespaces() == before
