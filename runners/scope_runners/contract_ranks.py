@@ -1,0 +1,116 @@
+"""The parts of the contract that need two ranks: their comparison, and their heartbeat.
+
+Each of two ranks runs `main`, and rank0 writes what it measured to the file it was given.
+"""
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from torch import nn
+
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import ScopeError
+from scope_contracts.parity import ScalarDigest
+from scope_rt.config import RuntimeConfig
+from scope_rt.mesh.heartbeat import BEATS_PER_BOUND, Heartbeat
+from scope_rt.mesh.peer_check import PeerCheck
+from scope_rt.mesh.process_group import join_world
+from scope_rt.mesh.topology import Topology
+from scope_rt.models.fingerprint import Fingerprint
+from scope_runners.launcher import launch
+from scope_runners.main import guarded
+
+TOPOLOGY = Topology(plan_id=PlanId.TP_V1_1, tp_degree=2)
+_COMPARISONS = 300
+_BOUND_S, _LISTEN_S = 2.0, 3.0
+_DIGEST = ScalarDigest(
+    call_id=1000,
+    chunk_index=1000,
+    cache_epoch=3,
+    current_start_frame=3000,
+    init_cache=False,
+    reset_crossattn_cache=False,
+    do_kv_recompute=False,
+    clean_pass=True,
+    num_denoise_steps=4,
+    denoising_step_list=(1000.0, 937.5, 833.3, 625.0),
+    kv_cache_attention_bias=1.0,
+    base_seed=0,
+    global_end_index=48000,
+    local_end_index=144,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCosts:
+    """Seconds of one comparison of two ranks, and CPU seconds of one beat of a heart."""
+
+    compare_s: float
+    beat_s: float
+
+    @classmethod
+    def measured(cls, folder: Path) -> Self:
+        """Start two ranks on this machine and measure.
+
+        Raises:
+            ScopeError: they failed; they have said why.
+        """
+        path = folder / "ranks.json"
+        code = launch(__name__, [str(path)], num_ranks=TOPOLOGY.world_size)
+        if code:
+            raise ScopeError(f"the two ranks to measure failed, exit code {code}")
+        return cls(**json.loads(path.read_text()))
+
+
+def main(argv: Sequence[str]) -> int:
+    """One of the ranks."""
+    return guarded(lambda: _measure(Path(argv[0])), speaker="bench_contract")
+
+
+def _measure(path: Path) -> int:
+    config = replace(RuntimeConfig.from_environment(), heartbeat_timeout_s=_BOUND_S)
+    world = join_world(config)
+    groups = world.build_groups(TOPOLOGY)
+    assert groups.digests is not None, "two generator ranks compare digests"
+    check = PeerCheck(
+        ranks=TOPOLOGY.generator_ranks,
+        rank=config.rank,
+        every=1,
+        gather=groups.digests.gather,
+        fingerprint=Fingerprint(nn.Identity()),
+        waited_s=lambda: 0.0,
+    )
+    beat_s = _beat_s(world.heartbeat)
+    costs = RankCosts(compare_s=_compare_s(check), beat_s=beat_s)
+    world.exchange(b"done")  # neither leaves while the other still measures
+    if config.rank == 0:
+        path.write_text(json.dumps(asdict(costs)))
+    world.leave()
+    return 0
+
+
+def _compare_s(check: PeerCheck) -> float:
+    """The median; waiting for a slower rank is not in it, since both do nothing else."""
+    seconds = []
+    for _ in range(_COMPARISONS):
+        start_s = time.perf_counter()
+        check.before(_DIGEST)
+        seconds.append(time.perf_counter() - start_s)
+    return statistics.median(seconds)
+
+
+def _beat_s(heartbeat: Heartbeat) -> float:
+    """CPU time of the heartbeat's thread; a beat's wait for the store costs nobody anything."""
+    heartbeat.start()
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "heartbeat")
+    assert thread.ident is not None, "it was started"
+    clock = time.pthread_getcpuclockid(thread.ident)
+    start_s = time.clock_gettime(clock)
+    time.sleep(_LISTEN_S)
+    return (time.clock_gettime(clock) - start_s) * _BOUND_S / BEATS_PER_BOUND / _LISTEN_S
