@@ -48,6 +48,8 @@ class RuntimeConfig:
     """Bound of every transfer, every collective, and of rank0's wait for a chunk."""
     idle_timeout_s: float = 3600.0
     """How long a mesh rank waits for its next envelope before it gives up on rank0."""
+    run_id: str | None = None
+    """torchrun's --rdzv-id, the same for every start of its ranks, where one was given."""
     attempt: int = 0
     """How often the group was started again."""
     may_restart: bool = False
@@ -85,6 +87,7 @@ class RuntimeConfig:
             start_timeout_s=_positive(env, "SCOPE_START_TIMEOUT_S", 300.0),
             group_timeout_s=_positive(env, "SCOPE_GROUP_TIMEOUT_S", 60.0),
             idle_timeout_s=_positive(env, "SCOPE_IDLE_TIMEOUT_S", 3600.0),
+            run_id=_given(env, "TORCHELASTIC_RUN_ID"),
             attempt=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
             may_restart=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
             < _integer(env, "TORCHELASTIC_MAX_RESTARTS", 0),
@@ -93,6 +96,12 @@ class RuntimeConfig:
             if env.get("SCOPE_DISARM")
             else ALL_ARMED,
         )
+
+
+def _given(env: Mapping[str, str], name: str) -> str | None:
+    """What torchrun was told; it writes "none" where it was told nothing."""
+    value = env.get(name, "")
+    return None if value in ("", "none") else value
 
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:

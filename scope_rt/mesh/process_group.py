@@ -147,7 +147,7 @@ class World:
         Raises:
             LinkError: a rank was lost meanwhile.
         """
-        self.run_id = meeting.run_id
+        self.run_id = config.run_id or meeting.run_id
         self._config = config
         self._sockets: frozenset[OpenSocket] = frozenset()
         self._gpu_groups: list[dist.ProcessGroup] = []
