@@ -12,12 +12,14 @@ _SHOWN.maxstring = _SHOWN.maxother = 120
 _SHOWN.maxlist = _SHOWN.maxtuple = 16
 
 
-def mismatch(field: str, *, got: object, want: object, fix: str = "") -> str:
-    """Phrase an error the one way we do: field, got, want and what to change.
+def shown(value: object) -> str:
+    """`value` for a sentence, bounded in length and in depth: it may come from a hostile peer."""
+    return _SHOWN.repr(value)
 
-    `got` may come from a hostile peer, so its text is bounded in length and in depth.
-    """
-    sentence = f"{field}: got {_SHOWN.repr(got)}, want {want}"
+
+def mismatch(field: str, *, got: object, want: object, fix: str = "") -> str:
+    """Phrase an error the one way we do: field, got, want and what to change."""
+    sentence = f"{field}: got {shown(got)}, want {want}"
     return f"{sentence}; {fix}" if fix else sentence
 
 

@@ -196,7 +196,7 @@ def _rebased(envelope: PPEnvelope, cache_end_frame: int) -> int:
     if not envelope.do_kv_recompute:
         return cache_end_frame
     contexts = [spec for spec in envelope.tensors if spec.name == CONTEXT_FRAMES_OVERRIDE]
-    return contexts[0].shape[1] if contexts else 0
+    return contexts[0].shape[1] if contexts and len(contexts[0].shape) > 1 else 0
 
 
 def _state_of(envelope: PPEnvelope) -> CacheState:

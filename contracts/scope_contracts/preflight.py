@@ -16,12 +16,14 @@ from scope_contracts.envelope import (
     PPEnvelope,
     shutdown_envelope,
 )
-from scope_contracts.errors import ContractError, PreflightError, mismatch
+from scope_contracts.errors import ContractError, PreflightError, mismatch, shown
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.tensor_spec import TensorSpec
 from scope_contracts.wire import encode
 
 MAX_TIMESTEP = 1000.0
+MAX_TENSOR_BYTES = 2**30
+"""Far above any chunk; a receiver allocates what an envelope announces."""
 
 
 def preflight(
@@ -63,7 +65,7 @@ def _check_announced(envelope: PPEnvelope, tensors: Mapping[str, TensorSpec]) ->
         envelope.tensors == in_hand,
         "tensors",
         got=[str(spec) for spec in envelope.tensors],
-        want=f"the specs in hand, in this order: {[str(spec) for spec in in_hand]}",
+        want=f"the specs in hand, in this order: {shown([str(spec) for spec in in_hand])}",
     )
 
 
@@ -177,5 +179,9 @@ def _check_shapes(
     }
     for name, spec in tensors.items():
         _require(spec.shape == shapes[name], f"{name}.shape", got=spec.shape, want=shapes[name])
+        most = f"at most {MAX_TENSOR_BYTES}, so a smaller picture"
+        _require(
+            spec.num_bytes <= MAX_TENSOR_BYTES, f"{name} bytes", got=spec.num_bytes, want=most
+        )
         want = str(geometry.dtype)
         _require(spec.dtype is geometry.dtype, f"{name}.dtype", got=str(spec.dtype), want=want)

@@ -11,9 +11,11 @@ import msgpack
 
 from scope_contracts.envelope import ENVELOPE_VERSION, PPEnvelope, PPResult
 from scope_contracts.errors import FieldError, VersionError, WireError, mismatch
-from scope_contracts.plain import from_plain, to_plain
+from scope_contracts.plain import MAX_LIST_LENGTH, from_plain, to_plain
 
 MAX_MESSAGE_BYTES = 64 * 1024
+_MAX_CLAIMED_ITEMS = 2 * MAX_LIST_LENGTH
+"""msgpack allocates what a length claims, at every depth, before the items are there."""
 _VERSION_FIELD = "pp_envelope_version"
 
 Message = TypeVar("Message")
@@ -52,7 +54,13 @@ def decode_plain(data: bytes) -> dict[str, object]:
     """
     _require_size(data)
     try:
-        plain = msgpack.unpackb(data, raw=False, object_pairs_hook=_without_repeats)
+        plain = msgpack.unpackb(
+            data,
+            raw=False,
+            object_pairs_hook=_without_repeats,
+            max_array_len=_MAX_CLAIMED_ITEMS,
+            max_map_len=_MAX_CLAIMED_ITEMS,
+        )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"message of {len(data)} bytes is not msgpack: {error}") from error
     if type(plain) is not dict:

@@ -201,8 +201,8 @@ class _Bench:
     def _time_parts(self, moment: Moment) -> None:
         for part, seconds in zip(self._parts, self.part_s, strict=True):
             if part.moment is moment:
-                without_s = 0.0 if part.without is None else _elapsed_s(part.without)
-                seconds.append((_elapsed_s(part.work) - without_s) / part.every)
+                without_s = 0.0 if part.without is None else _elapsed_s(part.without, part.clock)
+                seconds.append((_elapsed_s(part.work, part.clock) - without_s) / part.every)
 
     def close(self) -> None:
         """Raises ScopeError if the armed stream was not recorded to its end."""
@@ -213,10 +213,10 @@ class _Bench:
             raise ScopeError(failure)
 
 
-def _elapsed_s(work: Callable[[], object]) -> float:
-    start_s = time.perf_counter()
+def _elapsed_s(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    start_s = clock()
     work()
-    return time.perf_counter() - start_s
+    return clock() - start_s
 
 
 def _cost(name: str, kind: Kind, where: Moment, seconds: Sequence[float], chunk_s: float) -> Cost:

@@ -47,3 +47,19 @@ def test_a_process_that_outlives_its_run_is_told_and_ended(
     with Watch(bound_s=60.0) as watch:
         assert watch.end([sleeper.pid]) == (sleeper.pid,)
     assert sleeper.wait(10) == -signal.SIGKILL
+
+
+def test_a_persons_signal_ends_the_run_at_once_whoever_handles_it(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
+    handler = signal.signal(signal.SIGTERM, lambda signum, frame: None)
+    try:
+        with Watch(bound_s=60.0) as watch:
+            watch.add(sleeper.pid)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert sleeper.wait(10) == -signal.SIGKILL
+            assert watch.is_stopped
+            with pytest.raises(OverrunError):
+                watch.check()
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -195,3 +195,14 @@ def test_a_chunk_relabelled_as_shutdown_is_refused(
     envelope = make_envelope("steady", kind=MessageKind.SHUTDOWN)
     with pytest.raises(PreflightError, match="kind"):
         preflight(envelope, in_hand(envelope), geometry)
+
+
+def test_a_picture_that_no_receiver_could_hold_is_refused(
+    make_envelope: Callable[..., PPEnvelope], geometry: ChunkGeometry
+) -> None:
+    envelope = make_envelope("steady", height=2**30, width=2**20)
+    shape = geometry.latent_shape(envelope.height, envelope.width)
+    specs = (replace(envelope.tensors[0], shape=shape), *envelope.tensors[1:])
+    envelope = replace(envelope, tensors=specs)
+    with pytest.raises(PreflightError, match="latents_in bytes"):
+        preflight(envelope, {spec.name: spec for spec in specs}, geometry)

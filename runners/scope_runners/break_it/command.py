@@ -97,14 +97,16 @@ def run_break_it(namespace: argparse.Namespace) -> int:
         folder=folder,
         bound_s=namespace.bound,
     )
-    suite = Suite(driver=driver, topology=topology)
-    if namespace.detectors:
-        is_well = _run_trials(suite, print_json=namespace.json)
-    else:
-        is_well = _run_faults(suite, cases, namespace)
-    if is_well:
-        shutil.rmtree(folder)
-    return 0 if is_well else FAILED
+    suite, is_kept = Suite(driver=driver, topology=topology), False
+    try:
+        if namespace.detectors:
+            is_kept = not _run_trials(suite, print_json=namespace.json)
+        else:
+            is_kept = not _run_faults(suite, cases, namespace)
+    finally:
+        if not is_kept:  # the table has said where
+            shutil.rmtree(folder)
+    return FAILED if is_kept else 0
 
 
 def _cases(namespace: argparse.Namespace) -> tuple[Case, ...]:

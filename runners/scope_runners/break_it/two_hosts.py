@@ -43,6 +43,8 @@ def start_on_two_hosts(
             watch.add(processes[-1].pid)
 
         def ended() -> bool:
+            if watch.is_stopped:
+                raise KeyboardInterrupt
             return watch.has_overrun or all(process.poll() is not None for process in processes)
 
         _wait_for(lambda: ended() or _holds(job, FAULT_CHUNK))

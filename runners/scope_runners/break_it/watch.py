@@ -1,10 +1,12 @@
-"""A run is over when its bound is, and then nothing of it is left.
+"""A run is over when its bound is, or when a person has seen enough; then nothing of it is left.
 
-The launcher ends ranks that fail; what it cannot know is that ranks which run will never end.
+The launcher ends ranks that fail; what it cannot know is that ranks which run will never end. It
+also hands a person's signal to rank0, for an orderly end: here that is not worth waiting for.
 """
 
 import io
 import os
+import select
 import signal
 import threading
 import time
@@ -21,8 +23,7 @@ from scope_runners.zygote import Event, RankStarted
 RANK_MODULE = "scope_runners.break_it.rank_main"
 GONE_WITHIN_S = 5.0
 """How long a killed process may take to be gone."""
-_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
-"""How the launcher ends when it was told to."""
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class OverrunError(Exception):
@@ -30,10 +31,13 @@ class OverrunError(Exception):
 
 
 class Watch:
-    """Knows the processes of a run, and ends them when an attempt overruns `bound_s`."""
+    """Knows the processes of a run, and ends them when an attempt overruns `bound_s`, or when this
+    process is told to stop. Only the main thread may use it.
+    """
 
     def __init__(self, *, bound_s: float) -> None:
         self.has_overrun = False
+        self.is_stopped = False
         self._bound_s = bound_s
         self._pids: set[int] = set()
         self._left_behind: set[int] = set()
@@ -43,6 +47,10 @@ class Watch:
         self._thread = threading.Thread(target=self._wait, daemon=True)
 
     def __enter__(self) -> Self:
+        self._alarm, self._bell = os.pipe()
+        os.set_blocking(self._bell, False)
+        # Rings for every signal, whoever has put a handler there.
+        self._other_bell = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
         self._thread.start()
         return self
 
@@ -52,13 +60,16 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._is_over.set()
+        signal.set_wakeup_fd(self._other_bell)
+        self._end_watch()
         self._thread.join(GONE_WITHIN_S)
         self._kill()
+        for end in (self._alarm, self._bell):
+            os.close(end)
 
     def check(self) -> None:
-        """Raises OverrunError when the run has overrun its bound."""
-        if self.has_overrun:
+        """Raises OverrunError when the run must not be started again."""
+        if self.has_overrun or self.is_stopped:
             raise OverrunError
 
     def see(self, attempt: int, event: Event) -> None:
@@ -71,6 +82,8 @@ class Watch:
         with self._lock:
             self._pids.add(pid)
             self._deadline_s = time.monotonic() + self._bound_s
+        if self.has_overrun or self.is_stopped:
+            self._kill()
 
     def look_for(self, living: Callable[[], Iterable[int]]) -> None:
         """What still lives after some time to go was left behind."""
@@ -81,17 +94,26 @@ class Watch:
 
     def end(self, told: Iterable[int]) -> tuple[int, ...]:
         """The run is over: which processes it left behind, of those seen here and those `told`."""
-        self._is_over.set()
+        self._end_watch()
         with self._lock:
             self._pids |= set(told)
         self.look_for(lambda: filter(_lives, self._pids))
         return tuple(sorted(self._left_behind))
 
+    def _end_watch(self) -> None:
+        self._is_over.set()
+        os.write(self._bell, b"\0")
+
     def _wait(self) -> None:
-        while not self._is_over.wait(max(0.0, self._deadline_s - time.monotonic())):
-            if time.monotonic() >= self._deadline_s:
-                self.has_overrun = True
+        while True:
+            left_s = max(0.0, self._deadline_s - time.monotonic())
+            rang, _, _ = select.select([self._alarm], [], [], left_s)
+            signals = os.read(self._alarm, 4096) if rang else b""
+            self.is_stopped |= any(signum in signals for signum in _STOPS)
+            self.has_overrun = not self._is_over.is_set() and time.monotonic() >= self._deadline_s
+            if self.has_overrun or self.is_stopped:
                 self._kill()
+            if self.has_overrun or self._is_over.is_set():
                 return
 
     def _kill(self) -> None:
@@ -112,7 +134,7 @@ def start_here(
     """Run the ranks of `job` to their end, as `scope-rt stream` would.
 
     Raises:
-        KeyboardInterrupt: a person stopped the launcher.
+        KeyboardInterrupt: this process was told to stop.
     """
     said = io.StringIO()
 
@@ -120,14 +142,13 @@ def start_here(
         watch.check()
         return attempt
 
-    code = 0
     try:
         with suppress(OverrunError), redirect_stderr(said):
             restarts = Restarts(most=most_restarts)
-            code = launch(RANK_MODULE, attempt_of, restarts=restarts, on_event=watch.see)
+            launch(RANK_MODULE, attempt_of, restarts=restarts, on_event=watch.see)
     finally:
         (Path(job.folder) / "launcher.txt").write_text(said.getvalue())
-    if code in _STOPPED:
+    if watch.is_stopped:
         raise KeyboardInterrupt
 
 
