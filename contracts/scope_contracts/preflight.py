@@ -180,8 +180,6 @@ def _check_shapes(
     for name, spec in tensors.items():
         _require(spec.shape == shapes[name], f"{name}.shape", got=spec.shape, want=shapes[name])
         most = f"at most {MAX_TENSOR_BYTES}, so a smaller picture"
-        _require(
-            spec.num_bytes <= MAX_TENSOR_BYTES, f"{name} bytes", got=spec.num_bytes, want=most
-        )
+        _require(spec.num_bytes <= MAX_TENSOR_BYTES, f"{name} bytes", got=spec.num_bytes, want=most)
         want = str(geometry.dtype)
         _require(spec.dtype is geometry.dtype, f"{name}.dtype", got=str(spec.dtype), want=want)

@@ -4,8 +4,9 @@ Two answers from one run. The parts: each is called once for every chunk of runn
 moment when model and decoder have just emptied the caches, and its median is set against the median
 chunk. The whole: streams with everything armed and recorded, and with everything disarmed, take
 turns chunk by chunk; a second disarmed stream shows what two equal streams differ by. Only what can
-be disarmed shows in the whole; a chunk's digests are made in any case. A busy machine stretches a
-chunk more than a part of it, so where a chunk's CPU time is less than its wall time, it counts.
+be disarmed shows in the whole, and only what happens in the median chunk; digests are made in any
+case. A busy machine stretches a chunk more than a part of it, so where a chunk's CPU time is less
+than its wall time, it counts.
 """
 
 import json
@@ -53,7 +54,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """How much longer a stream takes than the disarmed one, as a share of it, over the rounds."""
+    """How much longer a stream's chunk takes than the disarmed one beside it, as a share of that:
+    the median of each round, over the rounds.
+    """
 
     median: float
     lowest: float
@@ -108,7 +111,8 @@ def measure(*, rounds: int, num_chunks: int, threads: int) -> ContractBenchmark:
             for _ in range(rounds):
                 bench.round(num_chunks)
             bench.close()
-    chunk_s = min(statistics.median(bench.chunk_s), statistics.median(bench.cpu_s))
+    cpu_s = [seconds for each in bench.arm_s[DISARMED] for seconds in each]
+    chunk_s = min(statistics.median(bench.chunk_s), statistics.median(cpu_s))
     costs = [
         *_two_rank_costs(ranks, config, chunk_s),
         *(
@@ -129,8 +133,8 @@ def measure(*, rounds: int, num_chunks: int, threads: int) -> ContractBenchmark:
         costs=tuple(costs),
         share=sum(cost.share for cost in costs if cost.kind is Kind.BUDGETED),
         share_always=sum(cost.share for cost in costs if cost.kind is not Kind.ON_REQUEST),
-        whole=_slowdown(bench.round_s[ARMED], bench.round_s[DISARMED]),
-        noise=_slowdown(bench.round_s[AGAIN], bench.round_s[DISARMED]),
+        whole=_slowdown(bench.arm_s[ARMED], bench.arm_s[DISARMED]),
+        noise=_slowdown(bench.arm_s[AGAIN], bench.arm_s[DISARMED]),
     )
 
 
@@ -171,32 +175,28 @@ class _Bench:
         self._streams: dict[str, Iterator[Chunk]] = {
             name: session.stream(PROMPT) for name, session in sessions.items()
         }
-        self.round_s: dict[str, list[float]] = {name: [] for name in _ARMS}
-        """CPU seconds of all chunks of each round."""
+        self.arm_s: dict[str, list[list[float]]] = {name: [] for name in _ARMS}
+        """CPU seconds of every chunk, by round."""
         self.part_s: list[list[float]] = [[] for _ in parts]
         self.chunk_s: list[float] = []
-        self.cpu_s: list[float] = []
         self.hash_s: list[float] = []
         for stream in self._streams.values():
             for _ in range(_WARM_UP_CHUNKS):
                 next(stream)
 
     def round(self, num_chunks: int) -> None:
-        taken_s = dict.fromkeys(_ARMS, 0.0)
+        for rounds in self.arm_s.values():
+            rounds.append([])
         for number in range(num_chunks):
             first = number % len(_ARMS)
             turns = (*_ARMS[first:], *_ARMS[:first])
             for name, moment in zip(turns, Moment, strict=True):
                 start_s = time.process_time()
                 chunk = next(self._streams[name])
-                cpu_s = time.process_time() - start_s
-                taken_s[name] += cpu_s
-                self.cpu_s.append(cpu_s)
+                self.arm_s[name][-1].append(time.process_time() - start_s)
                 self.chunk_s.append((chunk.stage_ms["generate"] + chunk.stage_ms["decode"]) / 1e3)
                 self.hash_s.append(chunk.stage_ms["digest"] / 1e3)
                 self._time_parts(moment)
-        for name, seconds in taken_s.items():
-            self.round_s[name].append(seconds)
 
     def _time_parts(self, moment: Moment) -> None:
         for part, seconds in zip(self._parts, self.part_s, strict=True):
@@ -234,8 +234,11 @@ def _cost(name: str, kind: Kind, where: Moment, seconds: Sequence[float], chunk_
     )
 
 
-def _slowdown(stream_s: Sequence[float], disarmed_s: Sequence[float]) -> Slowdown:
-    shares = [a / b - 1 for a, b in zip(stream_s, disarmed_s, strict=True)]
+def _slowdown(stream: Sequence[Sequence[float]], disarmed: Sequence[Sequence[float]]) -> Slowdown:
+    shares = [
+        statistics.median(a / b - 1 for a, b in zip(each, beside, strict=True))
+        for each, beside in zip(stream, disarmed, strict=True)
+    ]
     return Slowdown(median=statistics.median(shares), lowest=min(shares), highest=max(shares))
 
 
