@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from scope_contracts.envelope import PlanId
 from scope_rt.faults import FaultPoint, at
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.observation import LEFT
@@ -64,7 +65,9 @@ def _altered_midstream(topology: Topology, pace: Pace) -> Scenario:
 def _flipped(is_answer: bool, topology: Topology, pace: Pace) -> Scenario | None:
     """A bit of `latents_in` or `latents_out` flips between two ranks."""
     sender, receiver = (topology.leader, 0) if is_answer else (0, first_receiver(topology))
-    if receiver is None or (is_answer and (not topology.pipelined or topology.tp_degree > 1)):
+    if receiver is None or topology.plan_id is PlanId.TP_V0:  # which sends no latents
+        return None
+    if is_answer and (not topology.pipelined or topology.tp_degree > 1):
         return None
     return broken_at(
         topology,

@@ -121,8 +121,8 @@ class Driver:
 
     @property
     def _cut_s(self) -> float:
-        """How long a cable stays cut: both ends notice, and begin to start again."""
-        return self.heartbeat_s + 3.0
+        """How long a cable stays cut: both ends notice, the far one later, and say so."""
+        return 3 * self.heartbeat_s + 3.0
 
     def _job(self, scenario: Scenario) -> RankJob:
         self._num_runs += 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from functools import partial
 
+from scope_contracts.envelope import PlanId
 from scope_rt.faults import Fault, FaultPoint, at
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.observation import KILLED, LEFT, STOPPED
@@ -65,6 +66,8 @@ def _death(rank: int, phase: Phase, topology: Topology, pace: Pace) -> Fault:
             return kill(point=FaultPoint.CALL)
         case Phase.RECOMPUTE if generates:
             return kill(point=FaultPoint.RECOMPUTE)
+        case Phase.SEND if topology.plan_id is PlanId.TP_V0 and rank == 0:
+            return kill(point=FaultPoint.FRAMES)  # its messages have no tensors to withhold
         case Phase.SEND if rank in (0, topology.leader):
             return kill(point=FaultPoint.FRAMES, action="kill_in_message")
         case Phase.SEND:  # a follower never sends: it dies when it has just been sent a chunk
