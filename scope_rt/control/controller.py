@@ -141,7 +141,7 @@ class Controller:
         """
         wanted = math.inf if num_chunks is None else num_chunks
         self._num_held = num_held or self._all_but_the_last
-        yield from self._emit_again()
+        yield from self._emit_again(self._num_emitted if num_held is None else num_held())
         while self._num_emitted < wanted:
             self._fill(wanted)
             arrived = self._arrive()
@@ -318,11 +318,11 @@ class Controller:
         decode_ms = (time.perf_counter_ns() - start_ns) / 1e6
         return arrived.shown(frames, decode_ms=decode_ms), frames
 
-    def _emit_again(self) -> Iterator[Chunk]:
+    def _emit_again(self, num_held: int) -> Iterator[Chunk]:
         """After a restart: decode what arrived before it, and emit what the consumer lacks."""
-        if self._unheld and self._num_held() < self._num_emitted:
+        if self._unheld and num_held < self._num_emitted:
             raise UserInputError(
-                f"the consumer holds {self._num_held()} chunks, the checkpoint goes on after "
+                f"the consumer holds {num_held} chunks, the checkpoint goes on after "
                 f"{self._num_emitted}; delete the checkpoint to start anew"
             )
         again, self._unheld = [arrived for arrived, _ in self._unheld], deque()
@@ -330,7 +330,7 @@ class Controller:
             self._unheld.append((arrived, self._stages.decoder.state()))
             chunk, _ = self._decode(arrived)
             self._num_emitted += 1
-            if self._num_emitted > self._num_held():
+            if self._num_emitted > num_held:
                 yield chunk
 
     def _save(self) -> None:
