@@ -109,14 +109,19 @@ class Heartbeat:
 
     def _run(self) -> None:
         finding: LinkError | None
+        is_cut_off = False
         try:
             finding = self._listen()
         except dist.DistError:
+            is_cut_off = True
             finding = LinkTimeoutError(f"{self._point} did not answer for {self._bound_s:.1f} s")
             # A closed connection may be rank0's orderly end, of which the main thread knows soon.
             self._stop.wait(max(0.0, self._bound_s - (time.monotonic() - self._asked_s)))
         if finding is not None and not self._stop.is_set() and not self._is_over():
-            self.settle(finding)
+            if is_cut_off:
+                self._lost = finding  # asking the store would take as long once more
+            else:
+                self.settle(finding)
             self._abort()
 
     def _listen(self) -> LinkTimeoutError | None:
