@@ -81,8 +81,11 @@ def launch_again(*words: str, most: int = 3, progress: Sequence[bool] = ()) -> i
 
 
 def is_running(pid_file: Path) -> bool:
-    stat = Path("/proc", pid_file.read_text(), "stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    try:
+        stat = Path("/proc", pid_file.read_text(), "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it may end between any two looks
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def wait_for(condition: Callable[[], bool], *, seconds: float) -> bool:
