@@ -122,3 +122,7 @@ class SlowRankError(LinkError):
 
 class CacheError(ScopeError):
     """A cache read, write or layout is outside what was allocated. Check window, sink and size."""
+
+
+class UnsupportedError(CacheError):
+    """This kind of cache cannot do what was asked. The message names what to do instead."""
