@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 TERMINATE_S = 5.0
 """How long a process may take to obey SIGTERM, and the kernel to carry out SIGKILL."""
+_GRACE_S = 0.5
 _LEAVE = b"leave"
 
 
@@ -82,7 +83,7 @@ class Zygote:
         os.close(self._lifeline)
         self._order(_LEAVE)
         try:
-            self._process.wait(TERMINATE_S)
+            self._process.wait(2 * TERMINATE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(TERMINATE_S)
@@ -139,7 +140,20 @@ class _Nursery:
                     order = _Order(**json.loads(data))
                     if self._fork(order.rank) == 0:
                         return order
+        self._see_out()
         return None
+
+    def _see_out(self) -> None:
+        """Ranks leave with the launcher; one that cannot, for being stopped, is ended."""
+        end_s = time.monotonic() + TERMINATE_S + _GRACE_S
+        while self._still_running() and time.monotonic() < end_s:
+            time.sleep(_GRACE_S / 10)
+        for pid in self._still_running():
+            os.kill(pid, signal.SIGKILL)
+
+    def _still_running(self) -> list[int]:
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return [pid for pid in self._running.values() if os.waitid(os.P_PID, pid, flags) is None]
 
     def _fork(self, rank: int) -> int:
         if rank in self._ended:

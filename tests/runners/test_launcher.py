@@ -154,6 +154,16 @@ def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> 
     assert (folder / "rank0.SIGTERM").exists()
 
 
+def test_a_stopped_rank_does_not_outlive_its_killed_launcher(folder: Path) -> None:
+    script = "from scope_runners.launcher import launch; launch('obey', ['orderly'], num_ranks=1)"
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 1, seconds=20)
+        (note,) = folder.glob("*.started")
+        os.kill(int(note.read_text()), signal.SIGSTOP)
+        process.kill()
+    assert wait_for(lambda: not is_running(note), seconds=BOUND_S)
+
+
 def test_a_lost_rank_makes_all_start_again_and_a_stopped_peer_does_not_outlive_it(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
