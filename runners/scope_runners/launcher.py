@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
@@ -55,24 +54,17 @@ class Restarts:
 NO_RESTARTS = Restarts()
 
 
-class FileWatch:
-    """Tells whether a file was written anew. One that is gone was not: its writer has finished."""
+class Progress:
+    """Tells whether a count rose above all it has been, in this launcher's time."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = self._stamp()
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._most = count()
 
-    def has_changed(self) -> bool:
+    def has_risen(self) -> bool:
         """Since the last call, or since this object was made."""
-        before, self._seen = self._seen, self._stamp()
-        return self._seen is not None and self._seen != before
-
-    def _stamp(self) -> tuple[int, int, int] | None:
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+        before, self._most = self._most, max(self._most, self._count())
+        return self._most > before
 
 
 def launch(

@@ -45,6 +45,15 @@ class StreamState:
     memory: Mapping[str, Tensor]
 
 
+def num_chunks_saved(path: Path) -> int:
+    """How many chunks the stream of a checkpoint had brought; 0 where no checkpoint can be read."""
+    try:
+        saved = Checkpoint(path, {})._read()
+    except UserInputError:
+        return 0
+    return 0 if saved is None else int(saved["state"]["planner"]["next_chunk_index"])
+
+
 class Checkpoint:
     """The file that holds one `StreamState`, replaced as a whole.
 

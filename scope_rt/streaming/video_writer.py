@@ -128,8 +128,10 @@ class VideoWriter:
         self._queued.append(self._thread.submit(self._encode, frames_THWC.copy()))
         self.num_frames += len(frames_THWC)
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = False) -> None:
         """Finish the file under its name; a video of no frames leaves no file. Idempotent.
+
+        With `keep` the whole chunks stay beside it for `resume`.
 
         Raises `RecordingError` if a chunk or the video could not be written; whole chunks then
         stay for `resume`.
@@ -146,7 +148,7 @@ class VideoWriter:
             self._journal.publish()
         except _DISK_ERRORS as error:
             raise self._failure(error) from error
-        self._end(keep=False)
+        self._end(keep=keep)
 
     def suspend(self) -> None:
         """Write what is queued and leave the whole chunks for a later `resume`. Idempotent.
@@ -226,10 +228,12 @@ class VideoWriter:
         reason = f"no answer from the disk for {self._stall_timeout_s:g} s" if stalled else error
         self._end(keep=True, patience_s=0.0 if stalled else self._stall_timeout_s)
         kept = (
-            f"its first {self.durable_chunks} chunks are kept" if self.durable_chunks else "removed"
+            f"its first {self.durable_chunks} chunks are kept for a resume"
+            if self.durable_chunks
+            else "nothing is kept"
         )
         return RecordingError(
-            f"{self.path}: recording stopped ({reason}), {kept}; "
+            f"{self.path}: writing the video stopped ({reason}), {kept}; "
             "free disk space or choose another output"
         )
 

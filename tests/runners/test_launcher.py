@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scope_runners import launcher
-from scope_runners.launcher import Attempt, FileWatch, Restarts
+from scope_runners.launcher import Attempt, Progress, Restarts
 from scope_runners.zygote import TERMINATE_S, Event, RankEnded, RankStarted
 
 BOUND_S = launcher.LINGER_S + TERMINATE_S + 2
@@ -193,18 +193,10 @@ def test_a_rank_knows_whether_another_attempt_follows(folder: Path) -> None:
     assert launch("last")[0] == 77
 
 
-def test_a_file_that_was_written_anew_is_progress_and_one_that_is_gone_is_not(
-    tmp_path: Path,
-) -> None:
-    file, new = tmp_path / "checkpoint", tmp_path / "new"
-    watch = FileWatch(file)
-    seen = [watch.has_changed()]
-    for text in ("a", "a"):
-        new.write_text(text)
-        new.replace(file)
-        seen += [watch.has_changed(), watch.has_changed()]
-    file.unlink()
-    assert [*seen, watch.has_changed()] == [False, True, False, True, False, False]
+def test_only_a_count_that_rose_above_all_before_is_progress() -> None:
+    counts = iter([3, 3, 5, 4, 5, 6])
+    progress = Progress(lambda: next(counts))
+    assert [progress.has_risen() for _ in range(5)] == [False, True, False, False, True]
 
 
 @pytest.mark.parametrize(("words", "code"), [(("2",), 2), (("130",), 130), (("0", "late"), 9)])

@@ -12,7 +12,7 @@ from PIL import Image
 from scope_contracts.errors import PeerLostError
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import StreamSession
-from scope_runners import stream
+from scope_runners import show
 from scope_runners.main import main
 from scope_runners.summary import STAGES
 
@@ -112,7 +112,7 @@ def signal_after_two_chunks(num_frames: int, *, enabled: bool) -> Iterator[Any]:
 def test_ctrl_c_leaves_a_valid_shorter_video(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "progress_bar", signal_after_two_chunks)
+    monkeypatch.setattr(show, "progress_bar", signal_after_two_chunks)
     out = tmp_path / "a.mp4"
     assert main([*SHORT, "--out", str(out)]) == 130
     assert num_frames(out) == 24
@@ -122,7 +122,7 @@ def test_ctrl_c_leaves_a_valid_shorter_video(
     assert printed.out == ""
 
 
-def test_a_lost_link_is_one_sentence_and_keeps_what_was_shown(
+def test_a_lost_link_is_one_sentence_and_the_stream_can_be_gone_on_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = StreamSession.stream
@@ -138,4 +138,15 @@ def test_a_lost_link_is_one_sentence_and_keeps_what_was_shown(
     assert num_frames(out) == 12
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("scope-rt: receive from rank 1")
+    assert lines[-2].endswith(f"the first 0.75 s are in {out}; add --resume to go on")
+
+    monkeypatch.undo()
+    assert main([*SHORT, "--out", str(out), "--resume", "--prompt-at", "1s:a red square"]) == 2
+    assert "--prompt-at is ['1s:a red square']" in capsys.readouterr().err
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 1; 1 are kept"
+    summary = json.loads((tmp_path / "a.json").read_text())
+    assert summary["totals"]["restarts"] == 1
+    assert [chunk["chunk_index"] for chunk in summary["chunks"]] == [0, 1, 2, 3]
+    assert num_frames(out) == 48
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}

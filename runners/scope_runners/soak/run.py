@@ -16,9 +16,10 @@ from pathlib import Path
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
+from scope_rt.control.stream_state import num_chunks_saved
 from scope_rt.mesh.topology import plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_runners.launcher import Attempt, FileWatch, Restarts, launch_attempts
+from scope_runners.launcher import Attempt, Progress, Restarts, launch_attempts
 from scope_runners.main import FAILED, guarded
 from scope_runners.replay_process import replayed
 from scope_runners.request import CommandParser, positive
@@ -104,7 +105,7 @@ def _soak(job: SoakJob) -> int:
             "scope_runners.soak.rank_main",
             attempt_of,
             restarts=Restarts(
-                most=MOST_FRUITLESS, made_progress=FileWatch(job.checkpoint).has_changed
+                most=MOST_FRUITLESS, made_progress=Progress(lambda: num_chunks_saved(job.checkpoint)).has_risen
             ),
             on_event=chaos.take,
         )

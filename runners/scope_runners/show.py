@@ -1,0 +1,302 @@
+"""Rank0's side of `scope-rt stream`: every chunk is shown once, and what is left is whole files.
+
+How a stream stands when it begins is one value (`Standing`); how it ends is decided in one place
+(`_conclude`). A stream that somebody may go on with leaves its chunks, journal and checkpoint.
+"""
+
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Self
+
+from scope_contracts.errors import ScopeError, UserInputError
+from scope_rt.config import RuntimeConfig
+from scope_rt.control.chunk import Chunk
+from scope_rt.session import StreamSession
+from scope_rt.streaming.trace import Span, write_chrome_trace
+from scope_rt.streaming.video_writer import RecordingError, VideoWriter
+from scope_runners import journal
+from scope_runners.job import OutputFiles, StreamJob
+from scope_runners.journal import Entry, Journal, Told
+from scope_runners.main import FAILED
+from scope_runners.progress import progress_bar
+from scope_runners.stop_request import StopRequest
+from scope_runners.storyboard import Storyboard
+from scope_runners.summary import ChunkRecord, Ending, Moments, StreamSummary, summarise, table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What there is of a stream when this process takes it up."""
+
+    goes_on: bool
+    """Whether a checkpoint was found."""
+    is_published: bool
+    """Whether an earlier process was ended between the joined video and its own end."""
+    kept: tuple[Entry, ...]
+    """The chunks that were shown before, and stay."""
+    num_starts: int
+    """Processes that took it up before this one."""
+
+    @classmethod
+    def of(cls, told: Told | None, *, held_chunks: int) -> Self:
+        """`told` is the journal of a stream to go on with; the writer holds `held_chunks`.
+
+        A chunk that was told and is not held is made again, unless all of them were published:
+        the writer lets go of its chunks only once they are joined.
+
+        Raises:
+            UserInputError: the journal lost chunks that the writer holds.
+        """
+        if told is None:
+            return cls(goes_on=False, is_published=False, kept=(), num_starts=0)
+        is_published = told.is_published and held_chunks == 0
+        if len(told.entries) < held_chunks:
+            raise UserInputError(
+                f"the video to resume holds {held_chunks} chunks and its journal tells of "
+                f"{len(told.entries)}; run without --resume to start anew"
+            )
+        return cls(
+            goes_on=True,
+            is_published=is_published,
+            kept=told.entries if is_published else told.entries[:held_chunks],
+            num_starts=max(1, told.num_starts),
+        )
+
+
+class _Stage:
+    """Where chunks are shown: the video, the storyboard and the journal of it all."""
+
+    def __init__(self, job: StreamJob, session: StreamSession, files: OutputFiles) -> None:
+        self.files = files
+        goes_on = session.resumed_at_chunk is not None
+        told = journal.read(files.journal) if goes_on else None
+        if told is not None:
+            journal.check_same_stream(told, job.request, files.journal)
+        self.writer = VideoWriter(
+            files.video,
+            width=job.width,
+            height=job.height,
+            fps=job.recipe.fps,
+            trace=session.trace,
+            resume=goes_on,
+            keep_on_error=True,
+        )
+        with ExitStack() as on_error:
+            on_error.callback(self.writer.suspend)
+            self.standing = Standing.of(told, held_chunks=self.writer.held_chunks)
+            self._journal = Journal(
+                files.journal, job.request, self.standing.kept, self.standing.num_starts
+            )
+            on_error.pop_all()
+        self.storyboard = Storyboard(job.timeline, fps=job.recipe.fps)
+        self.chunks: list[ChunkRecord] = []
+        self.first_frame_s: float | None = None
+        for chunk, picture in self.standing.kept:
+            self.storyboard.add(chunk, picture)
+            self.chunks.append(chunk.ordered())
+        self._num_before = len(self.chunks)
+
+    def show(self, chunk: Chunk) -> None:
+        """Tell of a chunk and write it."""
+        if self.first_frame_s is None:
+            self.first_frame_s = time.perf_counter()
+        record, picture = ChunkRecord.of(chunk), None
+        if self.storyboard.keeps(chunk.chunk_index):
+            picture = chunk.frames[len(chunk.frames) // 2]
+        self.storyboard.add(record, picture)
+        self._journal.add(record, picture)
+        self.chunks.append(record)
+        self.writer.write(chunk.frames)
+
+    def encoded(self) -> list[ChunkRecord]:
+        """All chunks, with what writing took where this process wrote them."""
+        made = zip(self.chunks[self._num_before :], self.writer.encode_ms, strict=True)
+        return [*self.chunks[: self._num_before], *(chunk.encoded(ms) for chunk, ms in made)]
+
+    def publish(self, *, keep: bool) -> None:
+        """Put the video under its name; `keep` leaves the chunks for a process that goes on."""
+        if not keep:
+            self._journal.publish()
+        self.writer.close(keep=keep)
+
+    def forget(self) -> None:
+        """Nobody will go on with this stream."""
+        self._journal.remove()
+        self.files.checkpoint.unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Somebody may go on with it."""
+        self._journal.close()
+
+    def abort(self) -> None:
+        """Leave nothing."""
+        self.writer.abort()
+        self.forget()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """All that a stream has while rank0 shows it; moments in seconds."""
+
+    job: StreamJob
+    config: RuntimeConfig
+    session: StreamSession
+    stage: _Stage
+    stop: StopRequest
+    started_s: float
+    ready_s: float
+
+
+def control(
+    job: StreamJob,
+    config: RuntimeConfig,
+    session: StreamSession,
+    files: OutputFiles,
+    *,
+    started_s: float,
+) -> int:
+    """Make the video; a stream that is cut short leaves a shorter one. Returns the exit code.
+
+    Where the ranks will be started again after a failure, all is left as it is for them.
+    """
+    ready_s = time.perf_counter()
+    with StopRequest() as stop, ExitStack() as on_error:
+        on_error.push(session)
+        stage = _Stage(job, session, files)
+        on_error.pop_all()
+        _say_how_it_begins(job, session, stage.standing)
+        run = _Run(
+            job=job,
+            config=config,
+            session=session,
+            stage=stage,
+            stop=stop,
+            started_s=started_s,
+            ready_s=ready_s,
+        )
+        with stage.writer:
+            try:
+                failure, spans = _play(run)
+            except KeyboardInterrupt:
+                stage.abort()
+                raise
+            if failure is not None and not stage.chunks:
+                stage.abort()
+                raise failure
+            return _conclude(run, failure, spans)
+
+
+def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
+    """Show all that is left; a failure that no restart follows is returned."""
+    try:
+        with ExitStack() as on_error:
+            on_error.push(run.session)
+            if not run.stage.standing.is_published:
+                _show_all(run)
+            on_error.pop_all()
+        return None, run.session.close()
+    except RecordingError:
+        raise
+    except ScopeError as error:
+        if run.config.may_restart:
+            raise
+        return error, ()
+
+
+def _show_all(run: _Run) -> None:
+    """Show every chunk, until the end or the first one after a stop request."""
+    timeline, request = run.job.timeline, run.job.request
+    chunks = run.session.stream(
+        request.prompt,
+        num_chunks=timeline.num_chunks,
+        schedule=timeline.events,
+        num_held=lambda: run.stage.writer.durable_chunks,
+    )
+    num_frames = timeline.num_chunks * timeline.frames_per_chunk
+    with progress_bar(num_frames, enabled=not request.json) as bar:
+        for chunk in chunks:
+            run.stage.show(chunk)
+            bar(chunk)
+            if run.stop.signum is not None:
+                return
+
+
+def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) -> int:
+    """Publish what was made and say so; raises `failure` once that is done."""
+    job, config, stage, stop = run.job, run.config, run.stage, run.stop
+    complete = len(stage.chunks) == job.timeline.num_chunks
+    # torchrun ends its ranks by SIGTERM also when another host is lost, and then starts them again.
+    will_go_on = stop.signum == signal.SIGTERM and bool(config.run_id) and config.may_restart
+    keep = not complete and (failure is not None or will_go_on)
+    stage.publish(keep=keep)
+    cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
+    summary = summarise(
+        job,
+        stage.encoded(),
+        ending=Ending.FAILED if failure is not None else cut_short,
+        moments=Moments(
+            started_s=run.started_s,
+            ready_s=run.ready_s,
+            first_frame_s=stage.first_frame_s or time.perf_counter(),
+            written_s=time.perf_counter(),
+            num_frames=stage.writer.num_frames,
+        ),
+        cache_bytes=run.session.cache_bytes,
+        blocked_s=stage.writer.blocked_s,
+        restarts=max(config.attempt, stage.standing.num_starts),
+        recording_failure=run.session.recording_failure,
+        files=stage.files,
+    )
+    _publish(summary, stage.files, stage.storyboard, spans)
+    stage.leave() if keep else stage.forget()
+    _report(summary, as_json=job.request.json, may_go_on=keep)
+    if failure is not None:
+        raise failure
+    if complete:
+        return 0
+    return FAILED if stop.signum is None else 128 + stop.signum
+
+
+def _say_how_it_begins(job: StreamJob, session: StreamSession, standing: Standing) -> None:
+    """What a person should know before the first chunk."""
+    if standing.goes_on:
+        _say(f"going on at chunk {session.resumed_at_chunk}; {len(standing.kept)} are kept")
+        return
+    made_for = (job.recipe.default_height, job.recipe.default_width)
+    if (job.height, job.width) != made_for:
+        _say(
+            f"this model was made for {made_for[1]}x{made_for[0]} pixels; at another size it may "
+            "show too much or too little"
+        )
+    for flag in job.timeline.ignored:
+        _say(f"{flag} is after the end and does nothing")
+    if job.request.resume:
+        _say(f"{job.request.out} has no stream to resume; starting anew")
+
+
+def _say(sentence: str) -> None:
+    print(f"scope-rt: {sentence}", file=sys.stderr)
+
+
+def _publish(
+    summary: StreamSummary, files: OutputFiles, storyboard: Storyboard, spans: tuple[Span, ...]
+) -> None:
+    """Everything beside the video, which its writer has published."""
+    storyboard.write(files.contact_sheet)
+    if files.trace is not None:
+        write_chrome_trace(files.trace, spans)
+    summary.write(files.summary)
+
+
+def _report(summary: StreamSummary, *, as_json: bool, may_go_on: bool) -> None:
+    if as_json:
+        print(summary.to_json(), flush=True)
+    elif summary.ending is Ending.COMPLETE:
+        print(table(summary), flush=True)
+    if summary.ending is not Ending.COMPLETE:
+        kept = f"{summary.totals.video_s:.2f} s are in {summary.files['video']}"
+        more = "; add --resume to go on" if may_go_on else ""
+        _say(f"{summary.ending}; the first {kept}{more}")
