@@ -24,6 +24,8 @@ LINGER_S = 1.5
 """After a rank failed, how long its peers may still say what they saw."""
 ORDERLY_END_S = 15.0
 """How long an orderly end may take, once rank0 was asked for it or has reached it."""
+_LOOK_S = 1.0
+"""How often to look whether the zygote was stopped."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -231,11 +233,20 @@ class _Group:
 
     def _next_event(self) -> Event | signal.Signals | None:
         """The next event; None when the deadline comes first."""
-        left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
-        try:
-            return self._events.get(timeout=None if left_s is None else max(0.0, left_s))
-        except Empty:
-            return None
+        stopped_s = 0.0
+        while True:
+            left_s = _LOOK_S
+            if self._deadline_s is not None:
+                left_s = min(left_s, max(0.0, self._deadline_s - time.monotonic()))
+            try:
+                return self._events.get(timeout=left_s)
+            except Empty:
+                if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+                    return None
+            is_stopped = self._zygote is not None and self._zygote.is_stopped()
+            stopped_s = stopped_s + left_s if is_stopped else 0.0
+            if self._zygote is not None and stopped_s >= TERMINATE_S:
+                self._zygote.kill()
 
     def _bound(self, seconds: float) -> None:
         """Signal what still runs in `seconds`, or earlier where that was already decided."""

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 
 TERMINATE_S = 5.0
 """How long a process may take to obey SIGTERM, and the kernel to carry out SIGKILL."""
@@ -72,6 +73,18 @@ class Zygote:
         self._tell = tell
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
+
+    def is_stopped(self) -> bool:
+        """Whether somebody suspended it (SIGSTOP): it would tell and start nothing."""
+        try:
+            stat = Path("/proc", str(self._process.pid), "stat").read_text()
+        except OSError:  # it has ended, or this system has no /proc
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def kill(self) -> None:
+        """End it at once; the listener tells."""
+        self._process.kill()
 
     def start(self, rank: int, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Order a start; `environ` is added to the zygote's own."""

@@ -5,7 +5,7 @@ whose beat stands still for the bound is lost, and so is a store that gives no a
 Whoever finds that, or a closed connection, writes it down in the store before acting on it: the
 first to write decides what all ranks report. Then the thread ends the conversations of the process
 groups, which frees a main thread that waits in one. Time in which this process itself did not run
-is held against nobody.
+is held against nobody: nobody is accused by one look alone.
 """
 
 import atexit
@@ -128,25 +128,37 @@ class Heartbeat:
         """Beat until a rank is silent for too long, or until this one leaves."""
         interval_s = self._bound_s / BEATS_PER_BOUND
         beats = dict.fromkeys(self._peers, 0)
-        self._asked_s = time.monotonic()
-        heard_s = dict.fromkeys(self._peers, self._asked_s)
-        while not self._stop.wait(interval_s) and not self._is_over():
-            previous_s, self._asked_s = self._asked_s, time.monotonic()
-            missed_s = self._asked_s - previous_s - interval_s
-            if missed_s > interval_s:
-                heard_s = {peer: at_s + missed_s for peer, at_s in heard_s.items()}
+        heard_s = dict.fromkeys(self._peers, time.monotonic())
+        suspects: set[int] = set()
+        while not self._waited_in_vain(interval_s, heard_s):
             self._store.add(_beat_key(self._rank), 1)
+            silence_s: dict[int, float] = {}
             for peer in self._peers:
                 beat = self._store.add(_beat_key(peer), 0)
+                now_s = time.monotonic()
                 if beat != beats[peer] or beat >= _GONE:
-                    beats[peer], heard_s[peer] = beat, self._asked_s
-            silence_s = {peer: self._asked_s - at_s for peer, at_s in heard_s.items()}
-            silent = [peer for peer in self._peers if silence_s[peer] >= self._bound_s]
+                    beats[peer], heard_s[peer] = beat, now_s
+                elif now_s - heard_s[peer] >= self._bound_s - interval_s:
+                    silence_s[peer] = now_s - heard_s[peer]
+            silent = sorted(suspects & silence_s.keys())
             if silent:
-                longest_s = max(silence_s.values())
+                longest_s = max(silence_s[peer] for peer in silent)
                 return LinkTimeoutError(f"{named(silent)} sent no heartbeat for {longest_s:.1f} s")
+            # A stop of this process inside the calls above looks like their silence, once.
+            suspects = set(silence_s)
         self._store.add(_beat_key(self._rank), _GONE)
         return None
+
+    def _waited_in_vain(self, interval_s: float, heard_s: dict[int, float]) -> bool:
+        """Wait for the next beat; True when this rank leaves. A longer wait was no silence."""
+        before_s = time.monotonic()
+        leaves = self._stop.wait(interval_s) or self._is_over()
+        self._asked_s = time.monotonic()
+        missed_s = self._asked_s - before_s - interval_s
+        if missed_s > interval_s:
+            for peer in heard_s:
+                heard_s[peer] += missed_s
+        return leaves
 
 
 def closed_by(ranks: Iterable[int]) -> PeerLostError:

@@ -9,8 +9,10 @@ prefixes every key that follows.
 import hashlib
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -20,8 +22,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
+from scope_rt.mesh.sockets import bound_reads, open_sockets, shut_down
 
 POLL_S = 0.02
+_GRACE_S = 1.0
 _STORE_TIMEOUT = timedelta(seconds=10)
 
 
@@ -60,6 +64,7 @@ class MeetingPoint:
             LinkTimeoutError: nothing answered there until then.
         """
         while True:
+            self._check(deadline_s)
             try:
                 # The store's own attempts cannot be interrupted, and are logged at length.
                 socket.create_connection((self.host, self.port), timeout=1.0).close()
@@ -70,6 +75,10 @@ class MeetingPoint:
                         f"meeting the other ranks: {self} does not answer ({error})"
                     ) from error
                 time.sleep(POLL_S)
+
+    def _check(self, deadline_s: float) -> None:
+        if time.monotonic() > deadline_s:
+            raise LinkTimeoutError(f"meeting the other ranks: {self} does not answer")
 
     def _store(self, *, is_master: bool) -> TCPStore:
         return TCPStore(
@@ -122,11 +131,38 @@ def meet(point: MeetingPoint, *, rank: int, world_size: int, timeout_s: float) -
         LinkError: rank0 cannot host the store.
     """
     deadline_s = time.monotonic() + timeout_s
+    with _all_calls_end(timeout_s):
+        return _met(point, rank, world_size, timeout_s=timeout_s, deadline_s=deadline_s)
+
+
+@contextmanager
+def _all_calls_end(timeout_s: float) -> Iterator[None]:
+    """A store that was stopped takes a connection and answers never; no timeout of its own ends
+    that call. So its connections are ended, and later reads on them are bounded as well.
+    """
+    others = open_sockets()
+
+    def end() -> None:
+        shut_down(open_sockets() - others)
+
+    watchdog = threading.Timer(timeout_s + _GRACE_S, end)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+        bound_reads(open_sockets() - others, timeout_s=timeout_s + _GRACE_S)
+    finally:
+        watchdog.cancel()
+
+
+def _met(
+    point: MeetingPoint, rank: int, world_size: int, *, timeout_s: float, deadline_s: float
+) -> Meeting:
     hosting = point.is_hosted_by_rank0 and rank == 0
     while True:
         store = point.open() if hosting else point.connect(deadline_s=deadline_s)
-        guest = _Guest(store, rank=rank, world_size=world_size)
         try:
+            guest = _Guest(store, rank=rank, world_size=world_size)
             while time.monotonic() < deadline_s:
                 name = guest.agreed()
                 if name is not None:

@@ -34,9 +34,15 @@ class OpenSocket:
     @contextmanager
     def borrowed(self) -> Iterator[socket.socket]:
         """The socket, for a moment. Raises OSError when it is closed."""
-        with socket.socket(fileno=os.dup(self.number)) as borrowed:
-            if OpenSocket.at(self.number) != self:
+        copy = os.dup(self.number)
+        try:
+            if OpenSocket.at(copy).identity != self.identity:
                 raise OSError(f"file descriptor {self.number} stands for something else by now")
+            borrowed = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            raise
+        with borrowed:
             yield borrowed
 
 

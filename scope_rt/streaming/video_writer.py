@@ -7,7 +7,7 @@ import math
 import time
 import weakref
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scope_contracts.errors import ScopeError, UserInputError
+from scope_rt.streaming.daemon_executor import DaemonExecutor
 from scope_rt.streaming.encoder import SegmentEncoder
 from scope_rt.streaming.segments import CODEC_OF_SUFFIX, SegmentJournal
 from scope_rt.streaming.trace import NullTrace, Trace
@@ -95,7 +96,7 @@ class VideoWriter:
         self._at_exit = weakref.finalize(
             self, self._journal.release if keep_on_error else self._journal.remove
         )
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="video-writer")
+        self._thread = DaemonExecutor("video-writer")
         self._open = True
 
     @property

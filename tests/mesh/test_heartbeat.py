@@ -100,3 +100,29 @@ def test_a_store_that_does_not_answer_is_named(signum: signal.Signals) -> None:
         said = str(pulse.heartbeat.lost)
         assert re.match(r"the store at 127.0.0.1:\d+ did not answer for 1.0 s", said)
         pulse.heartbeat.stop()
+
+
+class SlowStore:
+    """Answers every call after `latency_s`; nobody but the caller ever beats in it."""
+
+    def __init__(self, latency_s: float) -> None:
+        self._latency_s = latency_s
+        self._beats: dict[str, int] = {}
+
+    def add(self, key: str, amount: int) -> int:
+        time.sleep(self._latency_s)
+        self._beats[key] = self._beats.get(key, 0) + amount
+        return self._beats[key]
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return desired.encode()
+
+
+def test_a_slow_store_does_not_stretch_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meeting, "connect", lambda meeting, timeout_s: SlowStore(0.25))
+    store = host_store()
+    pulse = Pulse.of(meet_two(point_at(store.port))[0])
+    pulse.heartbeat.start()
+    assert pulse.aborted.wait(4 * BOUND_S)
+    assert "rank 1 sent no heartbeat" in str(pulse.heartbeat.lost)
+    pulse.heartbeat.stop()

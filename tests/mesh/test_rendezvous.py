@@ -1,12 +1,16 @@
 """All ranks of one start meet, whatever the store remembers, or each of them says who lacks."""
 
+import os
+import signal
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
 from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, host_store, meet
-from tests.mesh.meetings import meet_all, point_at
+from tests.mesh.meetings import meet_all, point_at, store_elsewhere
 
 
 def names_of(meetings: list[Meeting | BaseException]) -> set[str]:
@@ -65,6 +69,20 @@ def test_a_silent_address_is_named() -> None:
         port = server.getsockname()[1]
     with pytest.raises(LinkTimeoutError, match=f"the store at 127.0.0.1:{port} does not answer"):
         meet(point_at(port), rank=1, world_size=2, timeout_s=0.2)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.5], ids=["before", "while meeting"])
+def test_a_store_that_was_stopped_is_waited_for_no_longer_than_asked(after_s: float) -> None:
+    with store_elsewhere() as (process, point):
+        stop = threading.Timer(after_s, os.kill, (process.pid, signal.SIGSTOP))
+        stop.start()
+        if not after_s:
+            stop.join()
+        with (
+            ThreadPoolExecutor(1) as pool,
+            pytest.raises(LinkTimeoutError, match="does not answer"),
+        ):
+            pool.submit(meet, point, rank=0, world_size=2, timeout_s=1.5).result(timeout=15)
 
 
 def test_a_taken_port_is_named() -> None:

@@ -2,8 +2,9 @@
 
 import os
 import socket
+from pathlib import Path
 
-from scope_rt.mesh.sockets import local_addresses, open_sockets, shut_down
+from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -49,3 +50,17 @@ def test_files_and_local_sockets_do_not_count() -> None:
     here, there = socket.socketpair()
     with open(os.devnull), here, there:
         assert open_sockets() == before
+
+
+def test_looking_at_a_number_that_stands_for_a_file_by_now_costs_no_number(tmp_path: Path) -> None:
+    here, there = socket.socketpair()
+    stale = OpenSocket.at(here.fileno())
+    here.close()
+    there.close()
+    with (tmp_path / "file").open("w") as file:
+        os.dup2(file.fileno(), stale.number)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            shut_down([stale])
+        assert len(os.listdir("/proc/self/fd")) == before
+        os.close(stale.number)

@@ -251,6 +251,21 @@ def test_the_ranks_of_a_lost_zygote_are_ended_and_started_again(folder: Path) ->
     assert not any(is_running(note) for note in folder.glob("*.started"))
 
 
+def test_a_stopped_zygote_does_not_hold_up_the_launcher(folder: Path) -> None:
+    def stop_zygote() -> None:
+        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 2, seconds=20)
+        rank0 = int(next(folder.glob("rank0.*")).read_text())
+        stat = Path("/proc", str(rank0), "stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGSTOP)
+        os.kill(rank0, signal.SIGKILL)
+
+    thread = threading.Thread(target=stop_zygote)
+    thread.start()
+    assert launch_again("sleep/0", "deaf/0") == 0
+    thread.join()
+    assert not any(is_running(note) for note in folder.glob("*.started"))
+
+
 def signal_when_started(
     folder: Path, signum: signal.Signals, *, num_ranks: int, times: int = 1
 ) -> threading.Thread:
