@@ -9,6 +9,7 @@ bounded by the caps. What a crash cut off is told apart from damage: a torn tail
 damage is never overwritten.
 """
 
+import errno
 import os
 import struct
 import zlib
@@ -161,7 +162,11 @@ class RecordingReader:
 
 
 def create(path: Path) -> FileIO:
-    """Begin a new recording at `path`, instead of what was there. Raises `OSError`."""
+    """Begin a new recording at `path`, instead of what was there.
+
+    Raises `OSError`, also where a pipe or a device is.
+    """
+    _refuse_special(path)
     file = open(path, "wb", buffering=0)  # noqa: SIM115
     file.write(MAGIC)
     return file
@@ -175,6 +180,7 @@ def append(path: Path) -> FileIO:
     """
     if not path.exists():
         return create(path)
+    _refuse_special(path)
     with open(path, "rb") as file:
         reader = RecordingReader(file)
         end = file.seek(0, os.SEEK_END) if reader.ends_whole() else 0
@@ -187,6 +193,12 @@ def append(path: Path) -> FileIO:
     growing.truncate(end)
     growing.seek(end)
     return growing
+
+
+def _refuse_special(path: Path) -> None:
+    """What is no file may not be opened: a pipe that nobody reads would never let go."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def _framed(body: bytes) -> bytes:

@@ -4,8 +4,6 @@ so that a machine that slows down slows all of them; the median over the rounds 
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import ScopeError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.context import ContextMemory, anchor_encoder
 from scope_rt.control.controller import Controller, Stages
@@ -37,6 +34,7 @@ from scope_rt.streaming.video_writer import VideoWriter
 from scope_runners.job import available_cores
 from scope_runners.main import guarded
 from scope_runners.request import CommandParser, positive
+from scope_runners.stream_process import plan_speed
 
 PROMPT = "a red circle and a blue square, medium, on navy"
 END_TO_END, GENERATION, DECODE, ENCODE = (
@@ -153,19 +151,8 @@ class Bench:
         """Frames/s end to end of a multi-process plan, from its first frame on."""
         frames_per_chunk = self._codec.temporal_stride * self.recipe.frames_per_block
         seconds = self._num_chunks * frames_per_chunk / self.recipe.fps
-        command = [sys.executable, "-m", "scope_runners.main", "stream", "--json"]
-        command += ["--prompt", PROMPT, "--plan", plan, "--tp", str(tp), "--oversubscribe"]
-        command += ["--seconds", f"{seconds:.6f}", "--out", str(self._video)]
-        result = subprocess.run(command, stdout=subprocess.PIPE)
-        if result.returncode:
-            raise ScopeError(f"--plans {plan} --tp {tp} failed as said above; change or drop it")
-        summary = json.loads(result.stdout)
-        num_frames = summary["totals"]["frames"]
-        streaming_s = num_frames / summary["frames_per_s"]["end_to_end"]
-        return float(
-            (num_frames - summary["chunks"][0]["frames"])
-            / (streaming_s - summary["first_frame"]["since_ready_s"])
-        )
+        arguments = ["--prompt", PROMPT, "--seconds", f"{seconds:.6f}", "--out", str(self._video)]
+        return plan_speed(plan, tp, arguments)
 
     def _writer(self) -> VideoWriter:
         recipe = self.recipe

@@ -13,8 +13,6 @@ machine that slows down slows all.
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +23,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from scope_contracts.errors import ScopeError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.recompute import RecomputeMode
@@ -38,6 +35,7 @@ from scope_runners.main import guarded
 from scope_runners.recompute_quality import Frames, judge_stream
 from scope_runners.recompute_report import Experiment, Row, Sample, Variant, table, verdicts
 from scope_runners.request import CommandParser, positive
+from scope_runners.stream_process import plan_speed
 from scope_runners.tiny.evaluate import FIRST_SEED, draw_trials
 from scope_runners.tiny.verdicts import SHORT_CHUNKS
 
@@ -224,36 +222,28 @@ def _plans_in_turn(
     for _ in tqdm(range(rounds if plans else 0), desc="plans", unit="round", disable=None):
         for (plan, tp), name in zip(plans, names, strict=True):
             for variant in chosen:
-                speeds[variant][name].append(plan_speed(variant, folders[variant], plan, tp))
+                speeds[variant][name].append(variant_speed(variant, folders[variant], plan, tp))
     return speeds
 
 
-def plan_speed(variant: Variant, folder: Path, plan: str, tp: int) -> float:
+def variant_speed(variant: Variant, folder: Path, plan: str, tp: int) -> float:
     """Frames/s from the first frame on, with the video encoder running.
 
     Raises:
-        ScopeError: the command failed.
+        ScopeError: the command failed, or took too long.
     """
     recipe = ModelFolder.open(folder).recipe
     seconds = PLAN_CHUNKS * 4 * recipe.frames_per_block / recipe.fps
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "scope_runners.main", "stream", "--json"]
-        command += ["--prompt", "a red circle and a blue square, medium, on navy"]
-        command += ["--model", str(folder), "--plan", plan, "--tp", str(tp), "--oversubscribe"]
-        command += ["--seconds", f"{seconds:.6f}", "--out", str(Path(scratch) / "stream.mp4")]
+        arguments = ["--prompt", "a red circle and a blue square, medium, on navy"]
+        arguments += ["--model", str(folder), "--seconds", f"{seconds:.6f}"]
+        arguments += ["--out", str(Path(scratch) / "stream.mp4")]
         if variant.mode is not None:
-            command += ["--recompute", variant.mode, "--accept-quality-loss"]
+            arguments += ["--recompute", variant.mode, "--accept-quality-loss"]
         environ = {name: text for name, text in os.environ.items() if name != _EVERY}
         if variant.every is not None:
             environ[_EVERY] = str(variant.every)
-        done = subprocess.run(command, stdout=subprocess.PIPE, env=environ)
-    if done.returncode:
-        raise ScopeError(f"--plans {plan} --tp {tp} failed as said above; change or drop it")
-    summary = json.loads(done.stdout)
-    num_frames = summary["totals"]["frames"]
-    streaming_s = num_frames / summary["frames_per_s"]["end_to_end"]
-    later_frames = num_frames - summary["chunks"][0]["frames"]
-    return float(later_frames / (streaming_s - summary["first_frame"]["since_ready_s"]))
+        return plan_speed(plan, tp, arguments, environ=environ)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

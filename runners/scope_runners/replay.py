@@ -9,10 +9,12 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.topology import Topology, plan_named
 from scope_rt.models.loading import ModelFolder
-from scope_rt.models.past import own_past
+from scope_rt.models.past import Past, own_past
 from scope_rt.models.recipe import Recipe
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.tensors import TORCH_DTYPES
@@ -209,40 +211,52 @@ def _run_again(job: ReplayJob, config: RuntimeConfig, *, record: Path | None, sh
     """One rank's part of the stream, from its beginning to the last chunk to compare."""
     opened = job.stream.opened
     mode, every = _recompute(opened, job.recipe)
-    session = StreamSession(
-        job.model,
-        plan=job.topology.plan_id,
-        tp=job.topology.tp_degree,
-        seed=opened.base_seed,
-        height=opened.height,
-        width=opened.width,
-        dtype=TORCH_DTYPES[opened.dtype],
-        kv_cache_attention_bias=opened.kv_cache_attention_bias,
-        recompute=mode,
-        record=record,
-        past=RecordedPast(job.recording) if job.tolerance else own_past,
-        config=replace(config, kv_bias_backend=opened.backend, kv_cache_recompute_every=every),
-    )
-    prompts = [event.prompt for event in job.events if event.chunk_index == 0 and event.prompt]
-    with session:
-        chunks = session.stream(
-            prompts[-1] if prompts else "",
-            num_chunks=job.num_chunks,
-            schedule=[event for event in job.events if event.chunk_index > 0],
+    with _past(job) as past:
+        session = StreamSession(
+            job.model,
+            plan=job.topology.plan_id,
+            tp=job.topology.tp_degree,
+            seed=opened.base_seed,
+            height=opened.height,
+            width=opened.width,
+            dtype=TORCH_DTYPES[opened.dtype],
+            kv_cache_attention_bias=opened.kv_cache_attention_bias,
+            kv_cache=opened.kv_cache,
+            recompute=mode,
+            record=record,
+            past=past,
+            config=replace(config, kv_bias_backend=opened.backend, kv_cache_recompute_every=every),
         )
-        num_frames = sum(finished.num_frames for finished in job.stream.finished.values())
-        with progress_bar(num_frames, enabled=show) as advance:
-            for chunk in chunks:
-                advance(chunk)
+        prompts = [event.prompt for event in job.events if event.chunk_index == 0 and event.prompt]
+        with session:
+            chunks = session.stream(
+                prompts[-1] if prompts else "",
+                num_chunks=job.num_chunks,
+                schedule=[event for event in job.events if event.chunk_index > 0],
+            )
+            num_frames = sum(finished.num_frames for finished in job.stream.finished.values())
+            with progress_bar(num_frames, enabled=show) as advance:
+                for chunk in chunks:
+                    advance(chunk)
     if session.recording_failure is not None:
         raise ScopeError(session.recording_failure)
 
 
-class RecordedPast:
-    """Tells later chunks what was recorded of a chunk, so that rounding cannot grow."""
+@contextmanager
+def _past(job: ReplayJob) -> Iterator[Past]:
+    """What later chunks are told of a chunk: the truth, where equal bits are wanted."""
+    if not job.tolerance:
+        yield own_past
+        return
+    with open_recording(job.recording) as recording:
+        yield RecordedPast(recording)
 
-    def __init__(self, recording: Path) -> None:
-        self._reader = RecordingReader(open_recording(recording))
+
+class RecordedPast:
+    """Tells later chunks what a recording has of a chunk, so that rounding cannot grow."""
+
+    def __init__(self, recording: BinaryIO) -> None:
+        self._reader = RecordingReader(recording)
         self._stream, self._places = read_stream(self._reader)
 
     def __call__(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:

@@ -125,9 +125,6 @@ class _Run:
     def run(self) -> None:
         """Stream, break it, and wait for the end."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for pattern in ("*stream.*", "host-?.log"):  # of an earlier run, which may not have ended
-            for path in self.folder.glob(pattern):
-                path.unlink()
         with CabledHosts() as cabled:
             self._processes = [self._start(cabled, letter) for letter in "ab"]
             _wait(lambda: self._num_finished() > _FAULT_CHUNK, self._processes, "chunks")
@@ -203,7 +200,11 @@ def _judge(run: _Run) -> TwoHostsReport:
         hosts.append(HostReport(host=letter, said=said, named_s=named_s, code=code))
     topology = run.topology
     again = replayed(
-        run.recording, plan=topology.plan_id, tp=topology.tp_degree, log=run.folder / "replay.log"
+        run.recording,
+        plan=topology.plan_id,
+        tp=topology.tp_degree,
+        log=run.folder / "replay.log",
+        timeout_s=_MOST_S,
     )
     complaints = tuple(_complaints(run, hosts, stream, again))
     return TwoHostsReport(
@@ -269,6 +270,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.plan not in PIPELINED:
         raise UserInputError(f"--plan {args.plan} has rank0 generate; choose pp0 or pp1")
+    if args.out.exists() and not (args.out.is_dir() and not any(args.out.iterdir())):
+        raise UserInputError(f"{args.out} is not an empty folder; choose another --out")
     run = _Run(args)
     run.run()
     report = _judge(run)
@@ -285,7 +288,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--fault", type=Fault, choices=tuple(Fault), default=Fault.CABLE, help="(default cable)")
     add("--lasts", type=float, default=12.0, metavar="S", help="until cable or host are back")
     add("--model", default=EMBEDDED, metavar="FOLDER", help="a model folder (default: embedded)")
-    add("--out", type=Path, default=Path("out/two-hosts"), metavar="FOLDER")
+    add(
+        "--out",
+        type=Path,
+        default=Path("out/two-hosts"),
+        metavar="FOLDER",
+        help="a new or empty one",
+    )
     add("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -1,7 +1,8 @@
-"""The flight recorder never holds up the stream and never ends it.
+"""The flight recorder never ends the stream.
 
-A record is one write to the operating system, so a crash of this process loses none. What cannot be
-recorded (disk full, file gone) ends the recording at its last whole record; `failure` says why.
+A record is one write to the operating system, so a crash of this process loses none; the stream
+waits for it, and so for a disk that gives no answer. What cannot be recorded (disk full, file gone)
+ends the recording at its last whole record; `failure` says why.
 """
 
 import hashlib

@@ -47,6 +47,9 @@ def test_every_name_stands_once_and_fits_its_column() -> None:
         ([], "name a fault"),
         (["no-such-fault"], "no fault is called 'no-such-fault'"),
         (["1", "--tp", "2"], "--tp needs a --plan"),
+        (["--detectors", "no-such-fault"], "no fault is called 'no-such-fault'"),
+        (["--detectors", "disk-full"], "no detector is tried on disk-full"),
+        (["--detectors", "--disarm", "heartbeat"], "drop --disarm"),
         (["1", "--model", "/nowhere"], "does not exist"),
         (["1", "--plan", "tp_v1_1", "--tp", "3"], "--tp 3 does not divide the model's 4 heads"),
     ],
@@ -54,6 +57,16 @@ def test_every_name_stands_once_and_fits_its_column() -> None:
 def test_what_cannot_be_run_is_one_sentence(arguments: list[str], sentence: str) -> None:
     with pytest.raises(UserInputError, match=sentence):
         run(*arguments)
+
+
+def test_when_nothing_could_be_tried_that_is_said_and_is_exit_code_1(
+    suite: Suite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = ["--plan", "single", "--model", str(suite.driver.model)]
+    assert main(["break-it", "cable-cut", "stop/leader", *plan]) == 1
+    out, err = capfd.readouterr()
+    assert out.splitlines()[-1] == "2 runs: 2 not run (cable-cut, stop/leader)"
+    assert err == "scope-rt: no fault was tried: cable-cut: it means nothing here\n"
 
 
 def test_a_fault_that_gets_through_on_a_users_plan_and_model_is_exit_code_1(

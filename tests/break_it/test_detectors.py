@@ -1,7 +1,10 @@
 """Without its tripwire a fault gets through, and the suite says whether it hung or drifted."""
 
+import pytest
+
+from scope_contracts.errors import UserInputError
 from scope_rt.tripwires import Tripwire
-from scope_runners.break_it.catalogue import case_named
+from scope_runners.break_it.catalogue import CASES, case_named, chosen
 from scope_runners.break_it.detectors import TRIALS, Outcome, Trial, detectors_table
 from scope_runners.break_it.suite import Suite
 
@@ -9,6 +12,17 @@ from scope_runners.break_it.suite import Suite
 def test_every_tripwire_is_disarmed_in_some_trial_of_a_fault_that_exists() -> None:
     assert {tripwire for trial in TRIALS for tripwire in trial.disarmed} == set(Tripwire)
     assert all(case_named(trial.case) for trial in TRIALS)
+
+
+def test_a_named_fault_is_the_only_one_whose_detectors_are_tried(
+    suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Suite, "trial", lambda suite, trial: trial.case)
+    tried: list[object] = list(suite.trials(chosen(["bit-flip", "slow-rank"])))
+    assert tried == ["bit-flip/inputs", "slow-rank"]
+    assert len(list(suite.trials(CASES))) == len(TRIALS)
+    with pytest.raises(UserInputError, match="no detector is tried on disk-full"):
+        suite.trials(chosen(["disk-full"]))
 
 
 def test_without_the_scalar_digest_another_bias_on_one_rank_drifts(suite: Suite) -> None:

@@ -6,11 +6,21 @@ from pathlib import Path
 import pytest
 
 from scope_rt.faults import FaultPoint, Happened, at
+from scope_runners.break_it.catalogue import case_named
 from scope_runners.break_it.events import Event, EventKind
 from scope_runners.break_it.observation import Observation
-from scope_runners.break_it.scenario import PP0, Case, Expected, Scenario, lost, refused_by
+from scope_runners.break_it.scenario import (
+    PP0,
+    Case,
+    Expected,
+    Pace,
+    Scenario,
+    lost,
+    refused_by,
+    untouched,
+)
 from scope_runners.break_it.script import RankJob, Script
-from scope_runners.break_it.table import head, rows
+from scope_runners.break_it.table import head, rows, tally
 from scope_runners.break_it.verdict import Result, Verdict, judge
 
 FAULT = at(rank=1, chunk=3, point=FaultPoint.CALL, action="kill")
@@ -18,6 +28,7 @@ HAPPENED = Happened(action="kill", point=FaultPoint.CALL, rank=1, attempt=0, chu
 REFERENCE = {chunk: f"digest {chunk}" for chunk in range(5)}
 REFUSED = refused_by(1, PP0, "OrderError")
 SURVIVED = lost(1, PP0, "killed", within_s=2.0)
+NAMED = "rank 1 closed the connection"
 
 
 def emitted(chunk: int, *, at_s: float = 9.0, attempt: int = 0, epoch: int = 0) -> Event:
@@ -32,8 +43,17 @@ def emitted(chunk: int, *, at_s: float = 9.0, attempt: int = 0, epoch: int = 0) 
     )
 
 
-def failed(rank: int, error: str, *, at_s: float = 10.5, text: str = "rank 1") -> Event:
+def failed(rank: int, error: str, *, at_s: float = 10.5, text: str = NAMED) -> Event:
     return Event(kind=EventKind.FAILED, rank=rank, attempt=0, at_s=at_s, error=error, text=text)
+
+
+def ended(rank: int, code: int, *, at_s: float = 10.7, attempt: int = 0, text: str = "") -> Event:
+    kind = EventKind.ENDED
+    return Event(kind=kind, rank=rank, attempt=attempt, at_s=at_s, text=text, code=code)
+
+
+def left(rank: int, *, attempt: int) -> Event:
+    return Event(kind=EventKind.LEFT, rank=rank, attempt=attempt, at_s=15.0)
 
 
 def seen(*events: Event, happened: tuple[Happened, ...] = (HAPPENED,)) -> Observation:
@@ -110,9 +130,9 @@ def test_a_run_that_had_to_be_ended_hung() -> None:
         (seen(emitted(0), emitted(2), *BOTH_SAY_SO), REFUSED, "no chunk between 0 and 2"),
         (seen(emitted(0), emitted(0), *BOTH_SAY_SO), REFUSED, "chunks came as [0, 0]"),
         (
-            seen(emitted(0), failed(0, "PeerLostError", text="somebody")),
+            seen(emitted(0), failed(0, "PeerLostError", text="from rank 1: the peer is gone")),
             SURVIVED,
-            "nobody mentions rank 1",
+            "rank 0 says 'from rank 1: the peer is gone', want",
         ),
         (seen(emitted(0), failed(0, "PeerLostError")), SURVIVED, "the stream did not go on"),
         (
@@ -133,6 +153,110 @@ def test_whatever_went_otherwise_fails_and_is_told(
     result = judged(observation, expected)
     assert result.verdict is Verdict.FAILED
     assert any(said.startswith(complaint) for said in result.complaints), result.complaints
+
+
+def with_more(observation: Observation, *events: Event) -> Observation:
+    return replace(observation, events=(*observation.events, *events))
+
+
+def test_orderly_erring_and_killed_ranks_have_exit_codes_of_their_own() -> None:
+    ends = ended(0, 1), ended(1, -9), ended(0, 0, attempt=1), ended(1, 0, attempt=1)
+    again = left(0, attempt=1), left(1, attempt=1)
+    assert judged(with_more(A_RECOVERY, *again, *ends), SURVIVED).verdict is Verdict.PASSED
+    assert judged(with_more(A_REFUSAL, ended(0, 1), ended(1, 2)), REFUSED).verdict is Verdict.PASSED
+
+
+def test_what_the_launcher_ended_late_is_not_held_against_a_rank() -> None:
+    ends = ended(1, 1, at_s=10.7), ended(0, -9, at_s=12.3)
+    assert judged(with_more(A_REFUSAL, *ends)).verdict is Verdict.PASSED
+
+
+@pytest.mark.parametrize(
+    ("observation", "expected", "complaint"),
+    [
+        (
+            with_more(A_REFUSAL, ended(0, -6), ended(1, 1)),
+            REFUSED,
+            "rank 0 of attempt 0: PeerLostError, and its exit code was -6",
+        ),
+        (with_more(A_REFUSAL, ended(0, 0)), REFUSED, "rank 0 of attempt 0: PeerLostError, and"),
+        (with_more(A_REFUSAL, ended(0, -9)), REFUSED, "rank 0 of attempt 0: PeerLostError, and"),
+        (with_more(A_RECOVERY, ended(1, -11)), SURVIVED, "rank 1 of attempt 0: killed, and"),
+        (
+            with_more(A_RECOVERY, left(1, attempt=1), ended(1, -6, attempt=1)),
+            SURVIVED,
+            "rank 1 of attempt 1: left, and its exit code was -6",
+        ),
+        (with_more(A_RECOVERY, ended(1, 1, attempt=1)), SURVIVED, "rank 1 of attempt 1: silent"),
+        (
+            with_more(A_RECOVERY, ended(-1, 1, text="torchrun on host b")),
+            SURVIVED,
+            "torchrun on host b: left, and its exit code was 1",
+        ),
+    ],
+)
+def test_a_process_that_ends_otherwise_than_its_rank_said_is_told(
+    observation: Observation, expected: Expected, complaint: str
+) -> None:
+    result = judged(observation, expected)
+    assert result.verdict is Verdict.FAILED
+    assert result.complaints[0].startswith(complaint), result.complaints
+
+
+PACE = Pace(heartbeat_s=5.0, chunk_s=0.2, num_calls=5)
+
+
+def complaints_about(name: str, *events: Event, action: str, rank: int) -> tuple[str, ...]:
+    """Of a run of a real case of which nothing else is wrong."""
+    case = case_named(name)
+    scenario = case.build(case.natural, PACE)
+    assert scenario is not None
+    broke = Happened(action=action, point=FaultPoint.CALL, rank=rank, attempt=0, chunk=3, at_s=10.0)
+    script = scenario.script
+    before = [emitted(chunk) for chunk in range(3)]
+    after = [emitted(chunk, at_s=21.0, attempt=1) for chunk in range(3, script.num_chunks)]
+    restored = Event(kind=EventKind.RESTORED, rank=-1, attempt=0, at_s=20.0)
+    run = seen(*before, *events, restored, *after, happened=(broke,))
+    observation = replace(
+        run, num_ranks=case.natural.world_size, job=replace(run.job, script=script)
+    )
+    reference = {chunk: f"digest {chunk}" for chunk in range(script.num_chunks)}
+    return judge(case, scenario, observation, reference).complaints
+
+
+def test_every_other_rank_must_name_the_killed_one_and_not_only_its_connection_to_it() -> None:
+    def told(*texts: str) -> tuple[str, ...]:
+        lost = [
+            failed(rank, "PeerLostError", text=t) for rank, t in zip((0, 2), texts, strict=True)
+        ]
+        return complaints_about("kill/leader/denoise", *lost, action="kill", rank=1)
+
+    right, wrong = f"chunk 3: receive from rank 1: {NAMED}", "receive from rank 1: rank 2 closed"
+    assert told(right, right) == ()
+    assert [said[:11] for said in told(wrong, right)] == ["rank 0 says"]
+    assert [said[:11] for said in told(right, wrong)] == ["rank 2 says"]
+
+
+def test_both_hosts_of_a_cut_cable_have_the_one_bound() -> None:
+    def told(near_s: float, far_s: float) -> tuple[str, ...]:
+        texts = "rank 1 sent no heartbeat for 5.0 s", "the store at 10.0.0.1:2 did not answer"
+        cut = [
+            failed(rank, "LinkTimeoutError", at_s=10.0 + told_s, text=text)
+            for rank, told_s, text in zip((0, 1), (near_s, far_s), texts, strict=True)
+        ]
+        return complaints_about("cable-cut", *cut, action="cut_cable", rank=-1)
+
+    assert told(4.8, 5.5) == ()
+    assert told(4.8, 9.9) == ("rank 1 said so after 9.9 s, want 6 s",)
+
+
+def test_faults_that_come_to_nothing_or_are_only_measured_are_not_counted_as_caught() -> None:
+    caught = judged(A_REFUSAL)
+    harmless = replace(caught, is_unharmed=untouched(PP0, headline="").is_unharmed)
+    measured = replace(caught, verdict=Verdict.MEASURED)
+    skipped = replace(caught, name="cable-cut", verdict=Verdict.NOT_RUN)
+    said = tally([caught, harmless, measured, skipped, caught])
+    assert said == "5 runs: 2 caught, 1 unharmed, 1 measured, 1 not run (cable-cut)"
 
 
 def test_the_table_keeps_to_120_columns_whatever_it_has_to_say(tmp_path: Path) -> None:

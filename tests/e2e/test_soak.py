@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,15 @@ from typing import Any
 
 import pytest
 
+from scope_rt.faults import FaultPoint, at
+from scope_runners.soak import run
+from scope_runners.soak.chaos import Chaos
 from scope_runners.soak.diary import Diary, Shown, Weighed
 from scope_runners.soak.job import SoakJob
 from scope_runners.soak.memory import LAUNCHER, MOST_GROWTH_BYTES, growths
+from scope_runners.soak.recovery import untried
 from scope_runners.soak.report import SoakReport, report
-from scope_runners.soak.schedule import FaultKind
+from scope_runners.soak.schedule import FaultKind, PlannedFault
 from tests.tiny_folder import write_tiny_folder
 
 Plain = dict[str, Any]
@@ -110,6 +115,10 @@ def forget_the_faults(lines: list[Plain]) -> None:
     lines[:] = [line for line in lines if line["kind"] != "broken"]
 
 
+def weigh_nothing(lines: list[Plain]) -> None:
+    lines[:] = [line for line in lines if line["kind"] != "weighed"]
+
+
 def forget_a_cue(lines: list[Plain]) -> None:
     lines.remove(nth(lines, "seen", 2))
 
@@ -139,6 +148,8 @@ def never_go_on(lines: list[Plain]) -> None:
         (show_other_latents, "shown and recorded differ in chunks"),
         (show_other_pictures, "the video shows something else at chunks"),
         (forget_the_faults, "ended without a fault"),
+        (forget_the_faults, "(stop of rank 1) did not happen"),
+        (weigh_nothing, "no process was seen for long enough to tell whether it grows"),
         (forget_a_cue, "was never seen"),
         (take_long, "s to its first chunk"),
         (notice_late, "was noticed after"),
@@ -171,6 +182,79 @@ def test_what_is_left_behind_and_what_a_replay_finds_are_complaints(
         "processes [4711] were left behind",
     )
     assert "the replay differs" in verdict(soaked[0], differs=True).complaints[0]
+
+
+def test_a_fault_from_inside_that_never_came_is_a_complaint(
+    soaked: tuple[Path, Plain], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(soaked[0], tmp_path / "run")
+    for log in folder.glob("faults.*.jsonl"):
+        log.write_text("")
+    assert any("(exception of rank" in said for said in untried_in(verdict(folder)))
+
+
+def untried_in(outcome: SoakReport) -> list[str]:
+    return [said for said in outcome.complaints if said.endswith("did not happen")]
+
+
+def test_a_fault_must_happen_unless_it_waits_for_a_restart_that_may_not_come() -> None:
+    fault = PlannedFault(
+        number=0,
+        kind=FaultKind.RAISE,
+        rank=1,
+        chunk=9,
+        injected=at(rank=1, chunk=9, point=FaultPoint.RECOMPUTE, action="raise"),
+    )
+    assert untried([fault], [], last_recompute=8) == []
+    assert untried([], [], last_recompute=8)[0].startswith("no fault was planned")
+    assert untried([fault], [], last_recompute=9) == [
+        "fault 0 (exception of rank 1) did not happen"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_chaos_that_ends_before_the_soak_does_is_a_complaint(
+    soaked: tuple[Path, Plain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(soaked[0], tmp_path / "run")
+
+    def calm(threshold: float) -> bool:
+        raise RuntimeError("the chaos is tired")
+
+    chaos = Chaos(SoakJob.load(folder), [], first_attempt=0)
+    monkeypatch.setattr(chaos, "_break", calm)
+    chaos.start()
+    deadline_s = time.monotonic() + 10
+    while is_alive("chaos") and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    chaos.close()
+    assert "the chaos ended before the soak did" in verdict(folder).complaints
+
+
+def is_alive(name: str) -> bool:
+    return any(thread.name == name for thread in threading.enumerate())
+
+
+def test_a_soak_that_still_runs_is_not_gone_on_with(
+    soaked: tuple[Path, Plain], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(soaked[0], tmp_path / "run")
+    with SoakJob.load(folder).claim():
+        assert run.main(["--resume", "--out", str(folder)]) == 2
+    assert capsys.readouterr().err == (
+        f"soak: the soak in {folder} still runs; wait for its end, or end it first\n"
+    )
+
+
+def test_a_rank_that_ends_while_it_is_swept_up_is_no_error(
+    soaked: tuple[Path, Plain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    monkeypatch.setattr(run, "_processes_of", lambda folder, within_s: [nobody])
+    monkeypatch.setenv("SCOPE_SOAK", "")  # which the soak sets
+    monkeypatch.setattr(run, "_soak", lambda job: 130)
+    folder = shutil.copytree(soaked[0], tmp_path / "run")
+    assert run.main(["--resume", "--out", str(folder)]) == 130
 
 
 def weighed(sizes: list[float]) -> list[Weighed]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scope_runners.namespaces import CabledHosts, Host, why_not
-from scope_runners.two_hosts import CUT_NAMED_S, KILL_NAMED_S
+from scope_runners.two_hosts import CUT_NAMED_S, KILL_NAMED_S, main
 from tests.tiny_folder import write_tiny_folder
 
 reason = why_not()
@@ -32,6 +32,17 @@ def two_hosts(model: Path, out: Path, *arguments: str) -> dict[str, Any]:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def test_a_folder_that_holds_anything_is_refused_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("wedding-livestream.mp4", "stream.mp4", "notes.txt"):
+        (tmp_path / name).write_text("mine")
+    for out in (tmp_path, tmp_path / "notes.txt"):
+        assert main(["--out", str(out)]) == 2
+        assert "is not an empty folder; choose another --out" in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"] * 3
 
 
 def namespaces() -> set[str]:

@@ -15,10 +15,10 @@ from scope_rt.models.recipe import Recipe
 from scope_rt.text.words import parse
 from scope_runners import recompute_experiment
 from scope_runners.recompute_experiment import (
-    plan_speed,
     recompute_recipe,
     regression,
     run,
+    variant_speed,
     variants_of,
 )
 from scope_runners.recompute_quality import Frames, Quality, judge_stream
@@ -180,14 +180,14 @@ def test_the_table_has_a_line_for_every_variant(experiment: Experiment) -> None:
 
 
 def test_a_plan_is_timed_under_the_variant(folder: Path) -> None:
-    assert plan_speed(Variant(), folder, "pp1", 1) > 0
+    assert variant_speed(Variant(), folder, "pp1", 1) > 0
 
 
 def test_a_plan_that_does_not_run_ends_the_experiment(folder: Path) -> None:
     unfit = Variant(context_frames=3, mode=RecomputeMode.R0A, every=2)
     assert ModelFolder.open(folder).recipe.clean_pass
     with pytest.raises(ScopeError, match="--plans pp1 --tp 1"):
-        plan_speed(unfit, folder, "pp1", 1)
+        variant_speed(unfit, folder, "pp1", 1)
 
 
 def test_json_holds_every_variant_and_the_verdicts(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -18,6 +18,7 @@ from scope_contracts.recording_file import RecordingReader
 from scope_contracts.tensor_spec import DType
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.session import ScheduledEvent, StreamSession
+from scope_runners.recorded_stream import open_recording
 from scope_runners.replay import add_replay_arguments, run_replay
 from tests.recordings import Story, opened, story, write
 from tests.tiny_folder import write_tiny_folder
@@ -215,6 +216,20 @@ def test_another_model_is_refused_before_it_runs(
     with pytest.raises(UserInputError, match="name the recorded one with --model"):
         replay(recording, "--model", str(other))
     assert replay(recording, "--model", str(model)) == 0
+
+
+def test_the_recorded_past_is_let_go_of_when_the_replay_ends(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = list[BinaryIO]()
+
+    def opened_file(path: Path) -> BinaryIO:
+        files.append(open_recording(path))
+        return files[-1]
+
+    monkeypatch.setattr("scope_runners.replay.open_recording", opened_file)
+    assert replay(recording, "--tolerance", "1e-4") == 0
+    assert [file.closed for file in files] == [True, True]
 
 
 @pytest.mark.parametrize("first", [opened(resumed_at_chunk=4), opened()])

@@ -1,6 +1,7 @@
 """Whatever happens to its file, the recorder keeps whole records and never raises into the loop."""
 
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -234,6 +235,22 @@ def test_a_damaged_recording_is_left_alone_and_the_resumed_stream_goes_on(tmp_pa
     assert path.read_bytes() == b"my holiday notes"
     assert recorder.failure is not None
     assert "is this a recording" in recorder.failure
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, resume: bool) -> None:
+    """Nobody reads it, so that opening it to write would never return."""
+    path = tmp_path / "a.scope"
+    os.mkfifo(path)
+    if resume:
+        failure = Recorder(path, opened(resumed_at_chunk=1), resume=True).failure
+    else:
+        with pytest.raises(UserInputError) as caught:
+            Recorder(path, opened())
+        failure = str(caught.value)
+    assert failure is not None
+    assert "not a regular file" in failure
 
 
 def test_a_path_that_cannot_be_written_is_said_before_the_stream_starts(tmp_path: Path) -> None:

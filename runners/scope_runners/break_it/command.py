@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.mesh.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
@@ -41,7 +41,8 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--detectors",
         action="store_true",
-        help="disarm each tripwire in turn, and show that its fault then hangs or drifts",
+        help="disarm each tripwire in turn, and show that its fault then hangs or drifts; with "
+        "names, those of these faults",
     )
     add(
         "--disarm",
@@ -69,17 +70,17 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=BOUND_S,
         metavar="SECONDS",
-        help=f"a run that takes longer is ended, and called hung (default {BOUND_S})",
+        help=f"one start of the ranks that takes longer is called hung (default {BOUND_S})",
     )
     add("--json", action="store_true", help="print one JSON array instead of the table")
 
 
 def run_break_it(namespace: argparse.Namespace) -> int:
-    """Run the command; 0 when every fault ended as it must.
+    """Run the command; 0 when every fault that was tried ended as it must.
 
     Raises:
         UserInputError: the arguments ask for something that cannot be run here.
-        ScopeError: a stream in which nothing is broken does not work.
+        ScopeError: no fault could be tried, or a stream in which nothing is broken does not work.
     """
     if namespace.list:
         print(listing(LISTED))
@@ -100,7 +101,7 @@ def run_break_it(namespace: argparse.Namespace) -> int:
     suite, is_kept = Suite(driver=driver, topology=topology), False
     try:
         if namespace.detectors:
-            is_kept = not _run_trials(suite, print_json=namespace.json)
+            is_kept = not _run_trials(suite, cases, print_json=namespace.json)
         else:
             is_kept = not _run_faults(suite, cases, namespace)
     finally:
@@ -110,7 +111,9 @@ def run_break_it(namespace: argparse.Namespace) -> int:
 
 
 def _cases(namespace: argparse.Namespace) -> tuple[Case, ...]:
-    if namespace.all or namespace.detectors:
+    if namespace.detectors and namespace.disarm:
+        raise UserInputError("--detectors disarms each detector itself; drop --disarm")
+    if namespace.all or (namespace.detectors and not namespace.faults):
         return LISTED
     if not namespace.faults:
         raise UserInputError("name a fault or its number, or --all; --list shows them")
@@ -127,7 +130,11 @@ def _topology(namespace: argparse.Namespace) -> Topology | None:
 
 
 def _run_faults(suite: Suite, cases: tuple[Case, ...], namespace: argparse.Namespace) -> bool:
-    """Run and show them; whether all ended as they must."""
+    """Run and show them; whether all ended as they must.
+
+    Raises:
+        ScopeError: none could be tried.
+    """
     results: list[Result] = []
     if not namespace.json:
         print(head(), flush=True)
@@ -136,7 +143,9 @@ def _run_faults(suite: Suite, cases: tuple[Case, ...], namespace: argparse.Names
         if not namespace.json:
             print(rows(result), flush=True)
     print(as_json(results) if namespace.json else f"\n{tally(results)}", flush=True)
-    return all(result.verdict in (Verdict.PASSED, Verdict.NOT_RUN) for result in results)
+    if all(result.verdict is Verdict.NOT_RUN for result in results):
+        raise ScopeError(f"no fault was tried: {results[0].name}: {results[0].notes[0]}")
+    return not any(result.verdict.is_failure for result in results)
 
 
 def _results(
@@ -149,10 +158,10 @@ def _results(
             yield suite.run(case, disarmed=disarmed)
 
 
-def _run_trials(suite: Suite, *, print_json: bool) -> bool:
-    """Disarm every tripwire once; whether each was shown to matter."""
+def _run_trials(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> bool:
+    """Disarm the tripwires of these faults in turn; whether each was shown to matter."""
     results: list[TrialResult] = []
-    for result in suite.trials():
+    for result in suite.trials(cases):
         results.append(result)
         if not print_json:
             print(f"{result.trial}: {result.outcome}", file=sys.stderr, flush=True)

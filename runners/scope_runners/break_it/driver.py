@@ -35,7 +35,7 @@ class Driver:
     prompt: str
     folder: Path
     bound_s: float = 90.0
-    """Of one run, restarts included."""
+    """Of one attempt: every start of a rank begins it anew."""
     hang_bound_s: float = 20.0
     """Of a run with a tripwire disarmed."""
     heartbeat_s: float = 5.0
@@ -121,7 +121,7 @@ class Driver:
 
     @property
     def _cut_s(self) -> float:
-        """How long a cable stays cut: both ends notice, the far one later, and say so."""
+        """How long a cable stays cut: far longer than either end may take to say so."""
         return 3 * self.heartbeat_s + 3.0
 
     def _job(self, scenario: Scenario) -> RankJob:

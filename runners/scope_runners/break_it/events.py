@@ -35,6 +35,8 @@ class EventKind(StrEnum):
     """The rank ends by an error; `error` is its class, `text` its sentence."""
     LEFT = "left"
     """The rank ended in order."""
+    ENDED = "ended"
+    """A process was seen to end: a rank's, or `rank` -1, what `text` says; `code`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Event:
     sha256: str = ""
     error: str = ""
     text: str = ""
+    code: int = 0
+    """The exit code, or the negative number of the signal that ended the process."""
 
 
 class EventLog:
@@ -68,6 +72,7 @@ class EventLog:
         sha256: str = "",
         error: str = "",
         text: str = "",
+        code: int = 0,
     ) -> None:
         event = Event(
             kind=kind,
@@ -80,6 +85,7 @@ class EventLog:
             sha256=sha256,
             error=error,
             text=text,
+            code=code,
         )
         log = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:

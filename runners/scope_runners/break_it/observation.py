@@ -60,17 +60,17 @@ class Observation:
         ready = [event for event in self.of(EventKind.READY) if event.rank == 0]
         return tuple(event.chunk for event in ready if event.chunk >= 0)
 
-    def end_of(self, rank: int) -> str:
-        """How a rank's first attempt ended: its error's class, or one of the ends above."""
-        for failure in self.failures:
+    def end_of(self, rank: int, *, attempt: int = 0) -> str:
+        """How an attempt of a rank ended: its error's class, or one of the ends above."""
+        for failure in self.of(EventKind.FAILED, attempt=attempt):
             if failure.rank == rank:
                 return failure.error
-        if any(event.rank == rank for event in self.of(EventKind.LEFT, attempt=0)):
+        if any(event.rank == rank for event in self.of(EventKind.LEFT, attempt=attempt)):
             return LEFT
         fatal = [
             _FATAL[h.action]
             for h in self.happened
-            if h.rank == rank and h.attempt == 0 and h.action in _FATAL
+            if h.rank == rank and h.attempt == attempt and h.action in _FATAL
         ]
         return fatal[0] if fatal else SILENT
 

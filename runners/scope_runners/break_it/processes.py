@@ -116,7 +116,7 @@ def _slow(topology: Topology, pace: Pace) -> Scenario:
             headline=f"SlowRankError {ranks}",
             ends=tuple(ends),
             within_s=100 * delay_s,
-            mentions=f"rank {rank}",
+            names=dict.fromkeys(topology.generator_ranks, rf"\brank {rank} computes"),
             resumes=True,
         ),
     )

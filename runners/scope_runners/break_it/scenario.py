@@ -74,14 +74,19 @@ class Expected:
     ends: tuple[frozenset[str], ...]
     within_s: float = MISMATCH_S
     """From the fault to the last of these errors."""
-    mentions: str = ""
-    """What one of the errors must say."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """What a rank's sentence must say of the culprit, by rank: a regular expression."""
     resumes: bool = False
+
+    @property
+    def is_unharmed(self) -> bool:
+        """Whether the fault must come to nothing: no rank errs."""
+        return all(end == {LEFT} for end in self.ends)
 
     @property
     def goes_on(self) -> bool:
         """Whether the stream must come to its own end."""
-        return self.resumes or all(end == {LEFT} for end in self.ends)
+        return self.resumes or self.is_unharmed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,14 +181,16 @@ def refused_by_all(topology: Topology, *errors: str) -> Expected:
 
 
 def lost(rank: int, topology: Topology, end: str, *, within_s: float) -> Expected:
-    """One rank is lost, all others say so, one of them by its number, and the stream goes on."""
+    """One rank is lost, all others name it, and the stream goes on."""
     ends = [PEER_LOST] * topology.world_size
     ends[rank] = frozenset({end})
+    others = set(range(topology.world_size)) - {rank}
     return Expected(
-        headline=f"{end} {rank}, named by the others" if topology.world_size > 1 else end,
+        headline=f"{end} {rank}, named by the others" if others else end,
         ends=tuple(ends),
         within_s=within_s,
-        mentions=f"rank {rank}" if topology.world_size > 1 else "",
+        # Not where it was noticed, as in "receive from rank 1: rank 2 closed ...".
+        names=dict.fromkeys(others, rf"\brank {rank} (closed the connection|sent no heartbeat)"),
         resumes=True,
     )
 

@@ -13,7 +13,7 @@ class Audience(StrEnum):
     LOG = "log"
     """Nothing but the event log."""
     PIPE = "pipe"
-    """A video writer, a viewer who reads late, and one who reads at once."""
+    """A video writer, and a viewer who reads nothing before the stream has ended."""
     IDLE = "idle"
     """A viewer who never reads, and one who reads at once."""
 

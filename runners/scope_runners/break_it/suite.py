@@ -1,6 +1,6 @@
 """Every chosen fault is tried on the topology it is about, or on the one that was asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from scope_contracts.errors import UserInputError
@@ -31,9 +31,19 @@ class Suite:
             return not_run(case, topology, reason)
         return self._try(case, scenario, disarmed)[0]
 
-    def trials(self) -> Iterator[TrialResult]:
-        """Every tripwire's fault, with the tripwire and without it."""
-        return map(self.trial, TRIALS)
+    def trials(self, cases: Collection[Case]) -> Iterator[TrialResult]:
+        """The faults of these cases that have a trial, with their tripwires and without them.
+
+        Raises:
+            UserInputError: none has.
+        """
+        names = {case.name for case in cases}
+        trials = [trial for trial in TRIALS if trial.case in names]
+        if not trials:
+            raise UserInputError(
+                f"no detector is tried on {', '.join(sorted(names))}; --detectors alone tries all"
+            )
+        return map(self.trial, trials)
 
     def trial(self, trial: Trial) -> TrialResult:
         """A fault, with its tripwires and without them.

@@ -1,6 +1,7 @@
 """Results as a person reads them in 120 columns, and as a program reads them."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from textwrap import wrap
@@ -13,13 +14,13 @@ _COLUMNS = {
     "fault": 23,
     "plan": 9,
     "expected (ranks)": 17,
-    "seen (ranks)": 29,
+    "seen (ranks)": 28,
     "found": -5,
     "made": -4,
     "wrong": -5,
     "again": -5,
     "left": -4,
-    "verdict": 7,
+    "verdict": 8,
 }
 """Widths; a negative one aligns to the right."""
 LEGEND = (
@@ -57,17 +58,25 @@ def rows(result: Result) -> str:
     ]
     remarks = (*result.complaints, *result.notes)
     said = [f"     {line}" for remark in remarks for line in wrap(remark, 115)]
-    if result.verdict not in (Verdict.PASSED, Verdict.NOT_RUN):
+    if result.verdict.is_failure:
         said += [f"     | {sentence[:113]}" for sentence in result.sentences]
         said.append(f"     its files: {result.folder}")
     return "\n".join([*_lines(cells), *said])
 
 
 def tally(results: Sequence[Result]) -> str:
-    """How many faults went how."""
-    counts = {verdict: sum(r.verdict is verdict for r in results) for verdict in Verdict}
-    said = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-    return f"{len(results)} runs: {said}"
+    """How many faults went how, and which were not tried."""
+    counts = Counter(_how(result) for result in results)
+    said = ", ".join(f"{number} {how}" for how, number in counts.items())
+    missing = [result.name for result in results if result.verdict is Verdict.NOT_RUN]
+    return f"{len(results)} runs: {said}" + (f" ({', '.join(missing)})" if missing else "")
+
+
+def _how(result: Result) -> str:
+    """A fault that came to nothing was not caught."""
+    if result.verdict is not Verdict.PASSED:
+        return str(result.verdict)
+    return "unharmed" if result.is_unharmed else "caught"
 
 
 def as_json(results: Iterable[Result]) -> str:

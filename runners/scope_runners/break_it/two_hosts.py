@@ -17,7 +17,7 @@ from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.scenario import FAULT_CHUNK
 from scope_runners.break_it.script import RankJob
-from scope_runners.break_it.watch import RANK_MODULE, Watch
+from scope_runners.break_it.watch import GONE_WITHIN_S, RANK_MODULE, Watch
 from scope_runners.namespaces import INTERFACE, CabledHosts, Host
 
 CUT = "cut_cable"
@@ -54,6 +54,10 @@ def start_on_two_hosts(
         cabled.restore()
         EventLog(job.events, rank=-1, attempt=0).tell(EventKind.RESTORED)
         _wait_for(ended)
+        for host, process in zip(cabled.hosts, processes, strict=True):
+            what = f"torchrun on host {host.name}"
+            code = process.wait(GONE_WITHIN_S)  # it has ended, or the watch has ended it
+            EventLog(job.events, rank=-1, attempt=0).tell(EventKind.ENDED, text=what, code=code)
         # Leaving the hosts ends whatever still runs there.
         watch.look_for(lambda: [pid for host in cabled.hosts for pid in host.processes()])
 

@@ -4,24 +4,44 @@ Two outcomes outweigh every other: a run that had to be ended hung, and a chunk 
 bit the chunk of a clean run is drift.
 """
 
+import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.events import Event, EventKind
-from scope_runners.break_it.observation import Observation
+from scope_runners.break_it.observation import KILLED, LEFT, SILENT, STOPPED, Observation
 from scope_runners.break_it.scenario import RESUME_S, Case, Expected, Scenario
+from scope_runners.launcher import LINGER_S
+from scope_runners.main import BAD_INPUT, FAILED
+
+_CODES = {
+    LEFT: {0},
+    KILLED: {-signal.SIGKILL},
+    STOPPED: {-signal.SIGKILL},
+    SILENT: set[int](),
+}
+"""The exit codes that go with an end; with an error:"""
+_ERRED = {FAILED, BAD_INPUT}
 
 
 class Verdict(StrEnum):
     """What came of a fault."""
 
     PASSED = "passed"
+    MEASURED = "measured"
+    """There is nothing to hold it against."""
     HUNG = "HANG"
     DRIFTED = "DRIFT"
     FAILED = "FAILED"
     NOT_RUN = "not run"
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether something went otherwise than it must."""
+        return self in (Verdict.HUNG, Verdict.DRIFTED, Verdict.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +55,16 @@ class Result:
     tp: int
     expected: str
     verdict: Verdict
+    is_unharmed: bool = False
+    """No error was expected: the fault had to come to nothing."""
     ends: tuple[str, ...] = ()
     """How every rank's first attempt ended."""
     sentences: tuple[str, ...] = ()
     """What the ranks said, in order."""
     detected_s: float | None = None
+    """To the first error that was expected."""
+    told_s: tuple[float | None, ...] = ()
+    """To the error of every rank."""
     num_chunks: int = 0
     num_wrong: int = 0
     resumed_s: float | None = None
@@ -61,8 +86,10 @@ def judge(
         detected_s = detection.at_s - seen.fault_s
     resumed_s = _resumed_s(seen, detection)
     wrong = _wrong_chunks(seen, reference)
+    told_s = {failure.rank: failure.at_s - _began_s(seen) for failure in seen.failures}
     complaints = [
         *_ends_complaints(expected, seen),
+        *([] if seen.is_hung else _code_complaints(seen)),
         *_detection_complaints(scenario, seen),
         *_chunk_complaints(expected, seen, wrong, reference),
         *_resume_complaints(expected, resumed_s),
@@ -79,9 +106,11 @@ def judge(
         tp=topology.tp_degree,
         expected=expected.headline,
         verdict=_verdict(seen, wrong, complaints),
+        is_unharmed=expected.is_unharmed,
         ends=tuple(seen.end_of(rank) for rank in range(seen.num_ranks)),
         sentences=tuple(f"rank {e.rank}: {e.error}: {e.text}" for e in seen.failures),
         detected_s=detected_s,
+        told_s=tuple(told_s.get(rank) for rank in range(seen.num_ranks)),
         num_chunks=len(seen.emitted),
         num_wrong=len(wrong),
         resumed_s=resumed_s,
@@ -148,18 +177,40 @@ def _ends_complaints(expected: Expected, seen: Observation) -> list[str]:
     ]
 
 
+def _code_complaints(seen: Observation) -> list[str]:
+    """A process ends as its rank said it would, unless the launcher had to end it."""
+    complaints, first_s = [], dict[int, float]()
+    for end in seen.of(EventKind.ENDED):
+        how = LEFT if end.rank < 0 else seen.end_of(end.rank, attempt=end.attempt)
+        if end.code:
+            first_s.setdefault(end.attempt, end.at_s)
+        is_late = end.code and end.at_s >= first_s[end.attempt] + LINGER_S
+        if is_late and end.code in (-signal.SIGTERM, -signal.SIGKILL):
+            continue
+        if end.code not in _CODES.get(how, _ERRED):
+            name = end.text or f"rank {end.rank} of attempt {end.attempt}"
+            complaints.append(f"{name}: {how}, and its exit code was {end.code}")
+    return complaints
+
+
 def _detection_complaints(scenario: Scenario, seen: Observation) -> list[str]:
     expected, complaints = scenario.expected, []
     if (scenario.faults or scenario.cuts_cable) and not seen.happened:
         complaints.append("the fault did not happen")
     for failure in seen.failures:
-        told_s = failure.at_s - (seen.fault_s or seen.began_s)
+        told_s = failure.at_s - _began_s(seen)
         if told_s > expected.within_s:
             told = f"rank {failure.rank} said so after {told_s:.1f} s"
             complaints.append(f"{told}, want {expected.within_s:g} s")
-    if not any(expected.mentions in failure.text for failure in seen.failures) and seen.failures:
-        complaints.append(f"nobody mentions {expected.mentions}")
+        culprit = expected.names.get(failure.rank, "")
+        if not re.search(culprit, failure.text):
+            complaints.append(f"rank {failure.rank} says {failure.text!r}, want {culprit!r}")
     return complaints
+
+
+def _began_s(seen: Observation) -> float:
+    """When the trouble began."""
+    return seen.fault_s or seen.began_s
 
 
 def _chunk_complaints(

@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from scope_runners.break_it.events import EventKind, EventLog
 from scope_runners.break_it.script import RankJob
 from scope_runners.launcher import Attempt, Restarts, launch_attempts
-from scope_runners.zygote import Event, RankStarted
+from scope_runners.zygote import Event, RankEnded, RankStarted
 
 RANK_MODULE = "scope_runners.break_it.rank_main"
 GONE_WITHIN_S = 5.0
@@ -142,10 +143,16 @@ def start_here(
         watch.check()
         return attempt
 
+    def see(number: int, event: Event) -> None:
+        watch.see(number, event)
+        if isinstance(event, RankEnded):
+            log = EventLog(job.events, rank=event.rank, attempt=number)
+            log.tell(EventKind.ENDED, code=event.code)
+
     try:
         with suppress(OverrunError), redirect_stderr(said):
             restarts = Restarts(most=most_restarts)
-            launch(RANK_MODULE, attempt_of, restarts=restarts, on_event=watch.see)
+            launch(RANK_MODULE, attempt_of, restarts=restarts, on_event=see)
     finally:
         (Path(job.folder) / "launcher.txt").write_text(said.getvalue())
     if watch.is_stopped:

@@ -31,8 +31,9 @@ from scope_runners.zygote import Event, RankEnded, RankStarted
 
 STALL_S = 90.0
 """A soak without a new chunk for so long has failed."""
+_LAST_CHUNKS = 3
 _TICK_S = 0.05
-_WEIGH_S = 5.0
+_WEIGH_S = 2.0
 _SIGNALS = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.KILL_AGAIN: signal.SIGKILL,
@@ -95,7 +96,9 @@ class Chaos:
         self._thread.start()
 
     def close(self) -> None:
-        """Break no more."""
+        """Break no more. That the thread has not lived to be told so is a complaint."""
+        if not self._thread.is_alive():
+            self._log.tell(Noted, text="the chaos ended before the soak did")
         self._over.set()
         self._thread.join(STALL_S)
 
@@ -134,7 +137,7 @@ class Chaos:
                 for _ in range(2):  # the first asks rank0, the second ends all ranks
                     os.kill(os.getpid(), signal.SIGTERM)
                     time.sleep(1.0)
-                return
+                self._over.wait()
 
     def _look(self) -> None:
         """See how far the stream is."""
@@ -152,7 +155,9 @@ class Chaos:
             return
         fault = self._outside[0]
         self._due_s = self._due_s or now_s + fault.delay_s
-        if now_s < self._due_s or fault.rank not in self._pids:
+        # A stream that makes up for lost time might end before the delay does.
+        is_ending = self._num_shown >= self._job.num_chunks - _LAST_CHUNKS
+        if (now_s < self._due_s and not is_ending) or fault.rank not in self._pids:
             return
         self._outside.popleft()
         self._due_s = None

@@ -21,6 +21,8 @@ class Compared:
 
     chunks: Sequence[Shown]
     dropped: frozenset[int]
+    recomputed: frozenset[int]
+    """The chunks that were planned with a recompute."""
     num_again: int
     num_lost: int
     """Planned, lost in a crash and planned again."""
@@ -39,6 +41,7 @@ def compare(lines: Sequence[Line], recording: Path, *, num_chunks: int) -> Compa
     return Compared(
         chunks=chunks,
         dropped=dropped,
+        recomputed=frozenset(i for i, e in stream.envelopes.items() if e.do_kv_recompute),
         num_again=num_again,
         num_lost=stream.num_lost,
         complaints=tuple(found),

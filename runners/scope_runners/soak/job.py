@@ -1,6 +1,9 @@
 """A soak is a folder: what all its processes are told lies in it, and what they leave."""
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -84,6 +87,22 @@ class SoakJob:
     def save(self) -> None:
         """Write it where the ranks, and a soak that goes on, read it."""
         self.path("job.json").write_text(json.dumps(asdict(self), indent=2))
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Let no other process run this soak meanwhile.
+
+        Raises:
+            UserInputError: another one runs it.
+        """
+        with self.path("job.json").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserInputError(
+                    f"the soak in {self.folder} still runs; wait for its end, or end it first"
+                ) from error
+            yield
 
     @classmethod
     def load(cls, folder: Path) -> Self:

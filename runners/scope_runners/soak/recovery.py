@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from scope_rt.faults import FaultPoint
 from scope_runners.soak.diary import Broken, Ended, Failed, Launched, Line, Opened, Shown
 from scope_runners.soak.job import HEARTBEAT_S
 from scope_runners.soak.schedule import FaultKind, PlannedFault
@@ -137,6 +138,33 @@ def restarts(course: Course) -> list[Restart]:
         for attempt, at_s in firsts.items()
         if attempt - 1 in course.ends and attempt not in course.launched
     ]
+
+
+def untried(
+    faults: Sequence[PlannedFault], found: Sequence[Incident], *, last_recompute: int
+) -> list[str]:
+    """Faults that never happened; one inside a recompute waits for a restart, which may not come.
+
+    Args:
+        last_recompute: the last chunk that was planned with a recompute, -1 if none was.
+    """
+    if not faults:
+        return ["no fault was planned; give more --minutes, or a shorter --fault-every"]
+    happened = {incident.fault.number for incident in found}
+    return [
+        f"fault {fault.number} ({fault.kind} of rank {fault.rank}) did not happen"
+        for fault in faults
+        if fault.number not in happened and not _waits(fault, last_recompute)
+    ]
+
+
+def _waits(fault: PlannedFault, last_recompute: int) -> bool:
+    inside = fault.injected
+    return (
+        inside is not None
+        and inside.point is FaultPoint.RECOMPUTE
+        and inside.chunk > last_recompute
+    )
 
 
 def complaints(

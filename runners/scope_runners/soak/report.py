@@ -91,7 +91,11 @@ def report(
         *compared.complaints,
         *([] if code else video.complaints(job.video, compared.chunks)),
         *recovery.complaints(found, course, again, last_attempt=last),
+        *recovery.untried(
+            schedule.faults, found, last_recompute=max(compared.recomputed, default=-1)
+        ),
         *(f"cue {c.number} was never seen" for c in schedule.cues if c.number not in seen),
+        *([] if grown else ["no process was seen for long enough to tell whether it grows"]),
         *(_too_much(growth) for growth in grown if not growth.is_flat),
         *_replay(replayed, num_chunks=len(compared.chunks)),
     )

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from scope_contracts.envelope import PlanId
@@ -35,6 +36,8 @@ START_S = 30.0
 _MARK = "SCOPE_SOAK"
 """All processes of a soak have its folder in this variable."""
 _LEAVE_S = 20.0
+_REPLAY_S, _SLOWEST = 300.0, 4
+"""A replay may take this long, and so many times as long as its video."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,15 +49,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     folder: Path = args.out.absolute()
     job = SoakJob.load(folder) if args.resume else _new_job(args, folder)
-    os.environ[_MARK] = str(folder)
+    with job.claim():
+        return _judged(job, args)
+
+
+def _judged(job: SoakJob, args: argparse.Namespace) -> int:
+    folder = Path(job.folder)
+    os.environ[_MARK] = job.folder
     for pid in _processes_of(folder, within_s=_LEAVE_S):  # such as ranks that were left stopped
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     code = _soak(job)
     left = _processes_of(folder, within_s=_LEAVE_S)
     if code > 128:
         print(f"soak: interrupted; go on with --resume --out {args.out}", file=sys.stderr)
         return code
-    again = replayed(job.recording, plan=job.plan, tp=job.tp, log=job.speech)
+    again = replayed(
+        job.recording,
+        plan=job.plan,
+        tp=job.tp,
+        log=job.speech,
+        timeout_s=_REPLAY_S + _SLOWEST * job.num_chunks * job.chunk_s,
+    )
     outcome = report(job, code=code, left_behind=left, replayed=again)
     job.path("report.json").write_text(outcome.to_json())
     print(outcome.to_json() if args.json else table(outcome), flush=True)
@@ -99,14 +115,13 @@ def _soak(job: SoakJob) -> int:
             environ_of=lambda rank: environ,
         )
 
+    progress = Progress(lambda: num_chunks_saved(job.checkpoint))
     chaos.start()
     try:
         return launch_attempts(
             "scope_runners.soak.rank_main",
             attempt_of,
-            restarts=Restarts(
-                most=MOST_FRUITLESS, made_progress=Progress(lambda: num_chunks_saved(job.checkpoint)).has_risen
-            ),
+            restarts=Restarts(most=MOST_FRUITLESS, made_progress=progress.has_risen),
             on_event=chaos.take,
         )
     finally:

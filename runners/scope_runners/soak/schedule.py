@@ -236,4 +236,7 @@ def _point(random: Random, rank: int, topology: Topology) -> FaultPoint:
         return random.choice(_RANK0_POINTS)
     if rank > 0:
         return random.choice(_GENERATOR_POINTS)
-    return random.choice([*_RANK0_POINTS, *_GENERATOR_POINTS[1:]])
+    points = [*_RANK0_POINTS, *_GENERATOR_POINTS[1:]]
+    if topology.world_size == 1:
+        points.remove(FaultPoint.FRAMES)  # there is no link
+    return random.choice(points)
