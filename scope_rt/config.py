@@ -29,6 +29,8 @@ class RuntimeConfig:
     pp_enabled: bool | None = None
     kv_bias_backend: str | None = None
     """Attention backend; None takes the device's default, the same on equal ranks."""
+    kv_cache: str | None = None
+    """Kind and codec of the cache, as `--kv-cache` takes them; the argument comes first."""
     kv_cache_recompute_every: int | None = None
     """Chunks from one recompute to the next; None leaves it to the model's recipe."""
     tp_allow_compile: bool = False
@@ -77,6 +79,7 @@ class RuntimeConfig:
             tp_plan=env.get("SCOPE_TP_PLAN"),
             pp_enabled=_switch(env, "SCOPE_PP_ENABLED", None),
             kv_bias_backend=env.get("SCOPE_KV_BIAS_BACKEND"),
+            kv_cache=env.get("SCOPE_KV_CACHE"),
             kv_cache_recompute_every=_count(env, "SCOPE_KV_CACHE_RECOMPUTE_EVERY", None),
             tp_allow_compile=bool(_switch(env, "SCOPE_TP_ALLOW_COMPILE", False)),
             digest_every=_count(env, "SCOPE_DIGEST_EVERY", 64) or 64,

@@ -17,7 +17,8 @@ import msgpack
 from torch import Tensor
 
 from scope_contracts.envelope import PPEnvelope, PPResult
-from scope_rt.kv_cache.ring import RingCache
+from scope_rt.kv_cache.heavy_frames import HeavyFrames
+from scope_rt.kv_cache.slot_cache import SlotCache
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.generator import ChunkGenerator
 
@@ -133,8 +134,16 @@ def _start_epoch_unannounced(message: Message) -> Message:
 
 def _reset_ring(generator: ChunkGenerator) -> ChunkGenerator:
     """The cache is emptied out of band."""
-    ring: RingCache = generator.ring
-    ring.reset()
+    generator.cache.reset()
+    return generator
+
+
+def _misjudge_frames(generator: ChunkGenerator) -> ChunkGenerator:
+    """The scores of heavy hitters are turned round, so that others are evicted."""
+    cache = generator.cache
+    assert isinstance(cache, SlotCache), "this kind of cache has no scores"
+    assert isinstance(cache.policy, HeavyFrames), "this kind of cache has no scores"
+    cache.policy.scores.neg_()
     return generator
 
 
@@ -203,6 +212,7 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "lengthen_steps": _lengthen_steps,
     "start_epoch_unannounced": _start_epoch_unannounced,
     "reset_ring": _reset_ring,
+    "misjudge_frames": _misjudge_frames,
     "alter_weight": _alter_weight,
     "flip_bit": _flip_bit,
     "set_version": _set_version,

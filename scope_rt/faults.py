@@ -40,7 +40,7 @@ class FaultPoint(StrEnum):
     ENTERED = "entered"
     """A generator rank has admitted `(PPEnvelope, tensors)`, before ranks compare digests."""
     RECOMPUTE = "recompute"
-    """A generator rank, before the recompute call: the ring."""
+    """A generator rank, before the recompute call: its `FrameCache`."""
     CALL = "call"
     """A generator rank, before every generator call: the number of calls to count for it."""
     RESULT = "result"

@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from scope_contracts.cache_spec import CacheChoice, CacheKind
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.recording import NOT_RESUMED, Opened
@@ -35,6 +36,7 @@ from scope_rt.mesh.topology import Topology, plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.past import Past, own_past
+from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
 from scope_rt.streaming.recorder import Recorder
 from scope_rt.streaming.trace import NullTrace, Span, Trace
@@ -66,6 +68,8 @@ class StreamSession:
         height, width: pixels; the model's own size where not given.
         dtype: of weights, cache and latents.
         kv_cache_attention_bias: weight of past chunks, 0 < bias <= 1; a transition may leave it.
+        kv_cache: `ring`, `quantized`, `h2o`, `paged`, or one of them with a codec
+            (`quantized:int4`); `SCOPE_KV_CACHE`, or the ring, where not given.
         recompute: `r1`, `r0a` or `r0` for models that keep their cache by recompute.
         trace: where stages are recorded.
         checkpoint: a file that rank0 replaces after every chunk; delete it when its consumer has
@@ -92,6 +96,7 @@ class StreamSession:
         width: int | None = None,
         dtype: torch.dtype = torch.float32,
         kv_cache_attention_bias: float = 1.0,
+        kv_cache: str | None = None,
         recompute: str | None = None,
         trace: Trace | None = None,
         checkpoint: Path | None = None,
@@ -109,6 +114,7 @@ class StreamSession:
         topology = Topology(plan_id=plan_named(plan), tp_degree=tp)
         check_degree(folder.config, tp)
         chosen = choose_recompute(self.recipe, recompute, every=config.kv_cache_recompute_every)
+        cache = choose_cache(self.recipe, kv_cache, config)
         codec, self._text_encoder = folder.codec(), folder.text_encoder()
         geometry = folder.geometry(codec=codec, text=self._text_encoder, dtype=dtype)
         check_inputs(
@@ -127,6 +133,7 @@ class StreamSession:
             width=width,
             recompute_every=chosen.every,
             recompute_anchor=str(chosen.anchor),
+            cache=cache,
             past=past,
         )
         settings = StreamSettings(
@@ -139,7 +146,9 @@ class StreamSession:
             recompute_every=chosen.every,
             bring_up=config.bring_up,
         )
-        self.cache_bytes = setup.cache_spec(geometry).num_bytes(topology.tp_degree)
+        self.cache_spec = setup.cache_spec(geometry)
+        self.cache_bytes = self.cache_spec.num_bytes(topology.tp_degree)
+        """Of a generator rank."""
         self.is_control_rank = config.rank == 0
         self._instruments = instruments_of(config, self.trace)
         self._recorder: StreamRecorder = NullRecorder()
@@ -184,7 +193,7 @@ class StreamSession:
                     memory=memory,
                     noise=SeededNoise(),
                     geometry=geometry,
-                    cache=setup.cache_spec(geometry),
+                    cache=self.cache_spec,
                     past=past,
                 )
                 self._controller = Controller(
@@ -363,6 +372,7 @@ def _identity(setup: RankSetup, settings: StreamSettings) -> dict[str, str | int
         "kv_cache_attention_bias": settings.kv_cache_attention_bias,
         "recompute_every": settings.recompute_every,
         "recompute_anchor": setup.recompute_anchor,
+        "kv_cache": str(setup.cache),
     }
 
 
@@ -386,10 +396,22 @@ def _opened(
         backend=setup.backend.name,
         kv_cache_recompute_every=settings.recompute_every,
         recompute_anchor=setup.recompute_anchor,
+        kv_cache=str(setup.cache),
         frames_per_block=settings.recipe.frames_per_block,
         fps=settings.recipe.fps,
         resumed_at_chunk=NOT_RESUMED if resumed_at_chunk is None else resumed_at_chunk,
     )
+
+
+def choose_cache(recipe: Recipe, kv_cache: str | None, config: RuntimeConfig) -> CacheChoice:
+    """The cache that follows from the argument, the environment and the model.
+
+    Raises:
+        UserInputError: there is no such kind, or not for this model.
+    """
+    choice = CacheChoice.named(kv_cache or config.kv_cache or CacheKind.RING)
+    recipe.check_cache(choice)
+    return choice
 
 
 def check_inputs(

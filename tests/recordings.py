@@ -39,6 +39,7 @@ def opened(at_s: float = 1000.0, **changes: Any) -> Opened:
         "backend": "sdpa",
         "kv_cache_recompute_every": 999_999,
         "recompute_anchor": "decoded",
+        "kv_cache": "h2o:int8",
         "frames_per_block": 3,
         "fps": 16,
     }

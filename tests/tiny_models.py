@@ -1,12 +1,12 @@
 """Small random models for tests; not a test itself."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from scope_contracts.cache_spec import KVCacheSpec
+from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     LATENTS_IN,
@@ -16,13 +16,14 @@ from scope_contracts.envelope import (
 )
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import backend_named
-from scope_rt.kv_cache.ring import RingCache
+from scope_rt.kv_cache.video import open_frame_cache
 from scope_rt.mesh.budget import CallBudget
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.schedule import FlowSchedule
+from scope_rt.tensors import NAMES
 
 CONFIG = CausalWanConfig(
     num_attention_heads=4,
@@ -60,6 +61,7 @@ def cache_spec(*, sink: int, window: int, dtype: DType = DType.FLOAT64) -> KVCac
         window_frames=window,
         batch=1,
         dtype=dtype,
+        block_frames=BLOCK,
     )
 
 
@@ -96,19 +98,21 @@ class Rollout:
     window: int
     backend: str = "sdpa"
     dtype: torch.dtype = torch.float64
+    cache: CacheChoice = field(default_factory=CacheChoice)
     model: CausalWanModel = field(init=False)
     generator: ChunkGenerator = field(init=False)
     text: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.model = random_model(self.dtype)
-        spec = cache_spec(sink=self.sink, window=self.window)
+        spec = cache_spec(sink=self.sink, window=self.window, dtype=NAMES[self.dtype])
+        spec = replace(spec, kind=self.cache.kind, codec=self.cache.codec)
         self.text = torch.randn(
             1, 5, CONFIG.text_dim, generator=torch.Generator().manual_seed(1), dtype=self.dtype
         )
         self.generator = ChunkGenerator(
             model=self.model,
-            ring=RingCache(spec, tp_degree=1, dtype=self.dtype, device=CPU),
+            cache=open_frame_cache(spec, device=CPU),
             schedule=FlowSchedule(),
             backend=backend_named(self.backend),
             noise=SeededNoise(),

@@ -3,7 +3,7 @@
 Needs the standard library and msgpack only, so that every rank and every tool can import it.
 """
 
-from scope_contracts.cache_spec import CacheIndices, KVCacheSpec
+from scope_contracts.cache_spec import CacheChoice, CacheIndices, CacheKind, KVCacheSpec
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
@@ -62,8 +62,10 @@ __all__ = [
     "OUTPUT_TENSORS",
     "PATCH_SIZE",
     "STATE_DIGEST",
+    "CacheChoice",
     "CacheError",
     "CacheIndices",
+    "CacheKind",
     "CacheState",
     "CallCountError",
     "ChunkGeometry",

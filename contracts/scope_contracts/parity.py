@@ -28,6 +28,7 @@ class ParityKeys:
     pp_enabled: bool = field(metadata={_ENVIRONMENT: "SCOPE_PP_ENABLED"})
     kv_cache_recompute_every: int = field(metadata={_ENVIRONMENT: "SCOPE_KV_CACHE_RECOMPUTE_EVERY"})
     kv_bias_backend: str = field(metadata={_ENVIRONMENT: "SCOPE_KV_BIAS_BACKEND"})
+    kv_cache: str = field(default="ring", metadata={_ENVIRONMENT: "SCOPE_KV_CACHE"})
     recompute_anchor: str
     tp_allow_compile: bool = field(metadata={_ENVIRONMENT: "SCOPE_TP_ALLOW_COMPILE"})
     digest_every: int = field(metadata={_ENVIRONMENT: "SCOPE_DIGEST_EVERY"})
@@ -76,17 +77,26 @@ class ScalarDigest:
     local_end_index: int
     conditioning: str = ""
     """Digest of the text in effect, in hexadecimal."""
+    frames_kept: tuple[int, ...] = ()
+    """Latent frames in the cache before the chunk, in slot order, where scores decide what stays;
+    ranks compare them. Empty in what a result carries: rank0 has no scores, and cannot know."""
 
     @classmethod
     def of(
-        cls, envelope: PPEnvelope, indices: CacheIndices, *, conditioning: str = ""
+        cls,
+        envelope: PPEnvelope,
+        indices: CacheIndices,
+        *,
+        conditioning: str = "",
+        frames_kept: tuple[int, ...] = (),
     ) -> "ScalarDigest":
-        """The scalars of `envelope` beside the cache's indices and the text in effect."""
+        """The scalars of `envelope` beside the cache's state and the text in effect."""
         return cls(
             **{name: getattr(envelope, name) for name in _shared_names()},
             global_end_index=indices.global_end_index,
             local_end_index=indices.local_end_index,
             conditioning=conditioning,
+            frames_kept=frames_kept,
         )
 
     def encode(self) -> bytes:

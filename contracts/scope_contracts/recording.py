@@ -15,7 +15,7 @@ from scope_contracts.plain import from_plain, to_plain
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain
 
-RECORDING_VERSION = 1
+RECORDING_VERSION = 2
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
 MAX_BLOB_BYTES = 256 * 2**20
 NOT_RESUMED = -1
@@ -61,8 +61,8 @@ class Opened(Record):
     """A stream began, or was resumed at a chunk: all that is needed to run it again.
 
     `backend` is the attention backend in effect, `model` the name or folder as it was given,
-    `kv_cache_recompute_every` in chunks, `recompute_anchor` where the oldest context frame of a
-    recompute comes from.
+    `kv_cache_recompute_every` in chunks, `kv_cache` what `CacheChoice.named` reads,
+    `recompute_anchor` where the oldest context frame of a recompute comes from.
     """
 
     kind: ClassVar = RecordKind.OPENED
@@ -84,6 +84,7 @@ class Opened(Record):
     backend: str
     kv_cache_recompute_every: int
     recompute_anchor: str
+    kv_cache: str = "ring"
     frames_per_block: int
     fps: int
     resumed_at_chunk: int = NOT_RESUMED

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import PATCH_SIZE
 from scope_rt.config import RuntimeConfig
@@ -20,7 +21,7 @@ from scope_rt.mesh.topology import Topology
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
-from scope_rt.session import ScheduledEvent, check_inputs
+from scope_rt.session import ScheduledEvent, check_inputs, choose_cache
 from scope_rt.streaming.output_file import claim
 from scope_rt.streaming.video_writer import check_recordable
 from scope_rt.text.words import WordTextEncoder
@@ -44,6 +45,7 @@ class StreamJob:
     request: StreamRequest
     topology: Topology
     recipe: Recipe
+    cache: CacheChoice
     timeline: Timeline
     height: int
     width: int
@@ -108,6 +110,7 @@ def prepare(request: StreamRequest, config: RuntimeConfig) -> StreamJob:
         request=request,
         topology=topology,
         recipe=recipe,
+        cache=choose_cache(recipe, request.kv_cache, config),
         timeline=place_events(
             request,
             fps=recipe.fps,

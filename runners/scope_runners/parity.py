@@ -29,7 +29,7 @@ from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.control.recording import NullRecorder
 from scope_rt.faults import NoFaults
-from scope_rt.kv_cache.ring import RingCache
+from scope_rt.kv_cache.video import open_frame_cache
 from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import join_world
@@ -92,9 +92,7 @@ class TracingWorker:
             model=build_transformer(
                 recording.config(), to_diffusers(weights), group, dtype=torch.float32, device=CPU
             ),
-            ring=RingCache(
-                recording.cache_spec(), tp_degree=group.size, dtype=torch.float32, device=CPU
-            ),
+            cache=open_frame_cache(recording.cache_spec(), group=group, device=CPU),
             schedule=recipe.schedule,
             backend=backend_named("sdpa"),
             noise=recording.noise(),
@@ -126,9 +124,9 @@ class TracingWorker:
 
     def cache_diff(self) -> float:
         """How far this rank's heads of the cache are from those recorded at the end."""
-        worst, ring = 0.0, self._generator.ring
-        for layer in range(ring.spec.num_layers):
-            for name, mine in (("k", ring.k[layer]), ("v", ring.v[layer])):
+        worst, cache = 0.0, self._generator.cache
+        for layer in range(cache.spec.num_layers):
+            for name, mine in zip("kv", cache.cached(layer), strict=True):
                 recorded = self._recording.tensors.get(f"final_cache.{layer}.{name}")
                 if recorded is not None:
                     heads = recorded.chunk(self._group.size, dim=2)[self._group.rank]

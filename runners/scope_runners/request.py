@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn
 
+from scope_contracts.cache_spec import CacheKind
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_rt.mesh.topology import RUNNABLE, SHARED
@@ -41,6 +42,7 @@ class StreamRequest:
     width: int | None
     model: str
     kv_cache_attention_bias: float
+    kv_cache: str | None
     threads: int
     oversubscribe: bool
     out: Path
@@ -127,6 +129,12 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         metavar="BIAS",
         help="0 < BIAS <= 1; below 1, the past weighs less (default 1.0)",
+    )
+    add(
+        "--kv-cache",
+        metavar="KIND[:CODEC]",
+        help=f"how the past is kept: {', '.join(CacheKind)}, and in how many bits: "
+        "quantized:int8, quantized:int4, h2o:fp8, ... (default: SCOPE_KV_CACHE, or ring)",
     )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")

@@ -244,7 +244,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
             written_s=time.perf_counter(),
             num_frames=stage.writer.num_frames,
         ),
-        cache_bytes=run.session.cache_bytes,
+        cache_spec=run.session.cache_spec,
         blocked_s=stage.writer.blocked_s,
         restarts=max(config.attempt, stage.standing.num_starts),
         recording_failure=run.session.recording_failure,

@@ -97,6 +97,7 @@ def _session(
         height=job.height,
         width=job.width,
         kv_cache_attention_bias=request.kv_cache_attention_bias,
+        kv_cache=request.kv_cache,
         recompute=request.recompute,
         trace=trace,
         checkpoint=None if files is None else files.checkpoint,

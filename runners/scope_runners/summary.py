@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from scope_contracts.cache_spec import KVCacheSpec
 from scope_rt import __version__
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import ScheduledEvent
@@ -100,7 +101,10 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFill:
-    """The ring at the end, in latent frames, and the bytes a generator rank holds for it."""
+    """The cache at the end, in latent frames, and the bytes a generator rank holds for it."""
+
+    kind: str
+    """As `--kv-cache` takes it."""
 
     visible_frames: int
     capacity_frames: int
@@ -165,7 +169,7 @@ def summarise(
     *,
     ending: Ending,
     moments: Moments,
-    cache_bytes: int,
+    cache_spec: KVCacheSpec,
     blocked_s: float,
     restarts: int,
     recording_failure: str | None,
@@ -221,7 +225,7 @@ def summarise(
         writer_blocked_s=blocked_s,
         recording_failure=recording_failure,
         stages=stages,
-        cache=_cache_fill(job, chunks, cache_bytes),
+        cache=_cache_fill(job, chunks, cache_spec),
         files={kind: str(path) for kind, path in paths.items()},
         chunks=chunks,
     )
@@ -240,8 +244,8 @@ def table(summary: StreamSummary) -> str:
         f"{first.since_ready_s:.2f} s after the session was ready",
         "frames/s": f"{speed.denoise:.1f} denoise only, {speed.end_to_end:.1f} end to end: "
         f"{speed.realtime_ratio:.2f}x the stream's own {fps}",
-        "cache": f"{cache.visible_frames} of {cache.capacity_frames} latent frames visible, "
-        f"{cache.bytes_per_rank / _MEBIBYTE:.1f} MiB a generator rank",
+        "cache": f"{cache.kind}, {cache.visible_frames} of {cache.capacity_frames} latent frames "
+        f"visible, {cache.bytes_per_rank / _MEBIBYTE:.1f} MiB a generator rank",
         "video writer": f"generation waited {summary.writer_blocked_s:.2f} s for it",
     }
     lines = [f"{name:<13} {text}" for name, text in rows.items()]
@@ -254,12 +258,13 @@ def table(summary: StreamSummary) -> str:
     return "\n".join(lines)
 
 
-def _cache_fill(job: StreamJob, chunks: Sequence[ChunkRecord], cache_bytes: int) -> CacheFill:
-    recipe, last_epoch = job.recipe, chunks[-1].cache_epoch
+def _cache_fill(job: StreamJob, chunks: Sequence[ChunkRecord], spec: KVCacheSpec) -> CacheFill:
+    last_epoch = chunks[-1].cache_epoch
     num_in_epoch = sum(chunk.cache_epoch == last_epoch for chunk in chunks)
-    capacity = recipe.sink_frames + recipe.window_frames
+    end = spec.indices_at(num_in_epoch * job.recipe.frames_per_block)
     return CacheFill(
-        visible_frames=min(capacity, num_in_epoch * recipe.frames_per_block),
-        capacity_frames=capacity,
-        bytes_per_rank=cache_bytes,
+        kind=str(job.cache),
+        visible_frames=end.local_end_index // spec.frame_tokens,
+        capacity_frames=spec.capacity_frames,
+        bytes_per_rank=spec.num_bytes(job.topology.tp_degree),
     )

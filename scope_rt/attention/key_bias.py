@@ -45,21 +45,32 @@ class KeyBias:
 
 
 def key_bias(
-    frames_in_view: Sequence[int], *, num_current: int, frame_tokens: int, bias: float
+    frames_in_view: Sequence[int],
+    *,
+    num_current: int,
+    frame_tokens: int,
+    bias: float,
+    log_weights: Sequence[float] = (),
 ) -> KeyBias | None:
-    """The bias on every key in view, or None where `bias` is 1 and nothing changes.
+    """The bias on every key in view, or None where nothing changes.
 
     `frames_in_view` names the latent frame of every frame slot, in slot order; the `num_current`
-    latest are this chunk's. `bias` lies in (0, 1].
+    latest are this chunk's. `bias` lies in (0, 1]. `log_weights` are those of the cache itself, by
+    frame slot, and add up with it; without any, all slots weigh the same.
     """
-    if bias == 1.0:
+    if bias == 1.0 and not any(log_weights):
         return None
     oldest = min(frames_in_view)
     first_current = max(frames_in_view) + 1 - num_current
-    past = (oldest < frame < first_current for frame in frames_in_view)
+    log_biases = [
+        (math.log(bias) if oldest < frame < first_current else 0.0) + log_weight
+        for frame, log_weight in zip(
+            frames_in_view, log_weights or [0.0] * len(frames_in_view), strict=True
+        )
+    ]
     return KeyBias(
         tuple(
-            BiasRun(len(list(slots)) * frame_tokens, math.log(bias) if biased else 0.0)
-            for biased, slots in groupby(past)
+            BiasRun(len(list(slots)) * frame_tokens, log_bias)
+            for log_bias, slots in groupby(log_biases)
         )
     )

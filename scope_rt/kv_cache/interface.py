@@ -43,7 +43,10 @@ class KVCache(Protocol):
     A cache that cannot do one of these raises `UnsupportedError`, which names what to do instead.
     """
 
-    counters: CacheCounters
+    @property
+    def counters(self) -> CacheCounters:
+        """What was done to it so far."""
+        ...
 
     @property
     def format(self) -> RowFormat:

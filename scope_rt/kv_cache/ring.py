@@ -6,33 +6,13 @@ slots as they lie. The window is host arithmetic on Python ints: every rank deri
 without communication or a device sync.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices, KVCacheSpec
 from scope_contracts.errors import CacheError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """`num_tokens` new tokens from `source` on go to the slots from `slot` on."""
-
-    source: int
-    slot: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteWindow:
-    """Where one chunk's K/V go, and what is visible once they are there."""
-
-    segments: tuple[Segment, ...]
-    frames_in_view: tuple[int, ...]
-    """Latent frame held by each frame slot, in slot order."""
-    indices: CacheIndices
-    """The cache's indices once the chunk is committed."""
+from scope_rt.kv_cache.frame_cache import Segment, WriteWindow
 
 
 def slot_of_frame(spec: KVCacheSpec, frame: int) -> int:
@@ -56,15 +36,7 @@ def plan_write(spec: KVCacheSpec, *, start_frame: int, num_frames: int) -> Write
             f"write of frames {start_frame}..{end_frame - 1} does not fit a ring of "
             f"{spec.sink_frames} sink and {spec.window_frames} window frames; enlarge the window"
         )
-    segments: list[Segment] = []
-    for source, frame in enumerate(range(start_frame, end_frame)):
-        slot, last = slot_of_frame(spec, frame), segments[-1] if segments else None
-        tokens = spec.frame_tokens
-        if last is not None and last.slot + last.num_tokens == slot * tokens:
-            grown = last.num_tokens + tokens
-            segments[-1] = Segment(source=last.source, slot=last.slot, num_tokens=grown)
-        else:
-            segments.append(Segment(source=source * tokens, slot=slot * tokens, num_tokens=tokens))
+    slots = [slot_of_frame(spec, frame) for frame in range(start_frame, end_frame)]
     oldest = max(spec.sink_frames, end_frame - spec.window_frames)
     held = [*range(min(spec.sink_frames, end_frame)), *range(oldest, end_frame)]
     view = tuple(sorted(held, key=lambda frame: slot_of_frame(spec, frame)))
@@ -72,67 +44,53 @@ def plan_write(spec: KVCacheSpec, *, start_frame: int, num_frames: int) -> Write
         global_end_index=end_frame * spec.frame_tokens,
         local_end_index=len(view) * spec.frame_tokens,
     )
-    return WriteWindow(segments=tuple(segments), frames_in_view=view, indices=indices)
+    return WriteWindow(
+        segments=segments_of(slots, spec.frame_tokens), frames_in_view=view, indices=indices
+    )
 
 
-class RingCache:
-    """Keys and values of this rank's heads in all layers, allocated once and never grown.
+def segments_of(frame_slots: Iterable[int], frame_tokens: int) -> tuple[Segment, ...]:
+    """Consecutive new frames go to `frame_slots`; neighbours are copied in one piece."""
+    segments: list[Segment] = []
+    for source, slot in enumerate(frame_slots):
+        last = segments[-1] if segments else None
+        if last is not None and last.slots.stop == slot * frame_tokens:
+            grown = last.num_tokens + frame_tokens
+            segments[-1] = Segment(source=last.source, slot=last.slot, num_tokens=grown)
+        else:
+            segments.append(
+                Segment(
+                    source=source * frame_tokens,
+                    slot=slot * frame_tokens,
+                    num_tokens=frame_tokens,
+                )
+            )
+    return tuple(segments)
 
-    `k` and `v` are `[num_layers, batch, capacity_tokens, heads / tp, head_dim]`.
-    """
 
-    def __init__(
-        self, spec: KVCacheSpec, *, tp_degree: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        spec.num_bytes(tp_degree)  # refuses heads that do not divide
-        heads = spec.num_heads // tp_degree
-        shape = (spec.num_layers, spec.batch, spec.capacity_tokens, heads, spec.head_dim)
-        self.spec = spec
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
-        self.indices = CacheIndices(global_end_index=0, local_end_index=0)
+class NewestFrames:
+    """The ring's policy: sinks and the newest frames; an evicted frame is one overwritten."""
+
+    def __init__(self, spec: KVCacheSpec) -> None:
+        self._spec = spec
+        self._kept: tuple[int, ...] = ()
 
     @property
-    def num_bytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+    def frames_kept(self) -> tuple[int, ...]:
+        return self._kept
+
+    @property
+    def slots_kept(self) -> Sequence[int]:
+        return range(len(self._kept))
+
+    def plan(self, *, start_frame: int, num_frames: int) -> WriteWindow:
+        return plan_write(self._spec, start_frame=start_frame, num_frames=num_frames)
+
+    def observe(self, q_BTHD: Tensor, k_BKHD: Tensor) -> None:
+        """Age alone decides."""
+
+    def advance(self, window: WriteWindow) -> None:
+        self._kept = window.frames_in_view
 
     def reset(self) -> None:
-        """Forget everything: nothing is visible until the next write."""
-        self.indices = CacheIndices(global_end_index=0, local_end_index=0)
-
-    def window(self, *, start_frame: int, num_frames: int) -> WriteWindow:
-        """Plan a chunk that continues, or rewrites, what is cached.
-
-        Raises:
-            CacheError: the chunk does not follow the last committed one, or does not fit.
-        """
-        if start_frame * self.spec.frame_tokens != self.indices.global_end_index:
-            raise CacheError(
-                f"chunk starts at frame {start_frame}, cache ends at token "
-                f"{self.indices.global_end_index} of {self.spec.frame_tokens} a frame"
-            )
-        return plan_write(self.spec, start_frame=start_frame, num_frames=num_frames)
-
-    def write(self, layer: int, window: WriteWindow, k_BTHD: Tensor, v_BTHD: Tensor) -> None:
-        """Put a chunk's K/V into its slots; every call of a chunk writes the same ones.
-
-        Raises:
-            CacheError: the token count is not the window's; nothing was written.
-        """
-        num_tokens = sum(segment.num_tokens for segment in window.segments)
-        if k_BTHD.shape[1] != num_tokens:
-            raise CacheError(f"got K/V of {k_BTHD.shape[1]} tokens, the window has {num_tokens}")
-        for segment in window.segments:
-            target = slice(segment.slot, segment.slot + segment.num_tokens)
-            source = slice(segment.source, segment.source + segment.num_tokens)
-            self.k[layer, :, target] = k_BTHD[:, source]
-            self.v[layer, :, target] = v_BTHD[:, source]
-
-    def view(self, layer: int, window: WriteWindow) -> tuple[Tensor, Tensor]:
-        """All visible K/V of a layer, in slot order: `[batch, tokens, heads / tp, head_dim]`."""
-        end = window.indices.local_end_index
-        return self.k[layer, :, :end], self.v[layer, :, :end]
-
-    def commit(self, window: WriteWindow) -> None:
-        """Advance the indices, once a chunk."""
-        self.indices = window.indices
+        self._kept = ()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scope_contracts.errors import CacheError
 from scope_contracts.row_format import RowFormat
-from scope_rt.kv_cache.codec import CODECS
+from scope_rt.kv_cache.codec import codec_for
 from scope_rt.tensors import TORCH_DTYPES
 
 Slots = slice | Tensor
@@ -37,7 +37,7 @@ class RowStore:
         self.num_layers, self.batch, self.num_slots = num_layers, batch, num_slots
         self.device = device
         self.dtype = TORCH_DTYPES[row_format.dtype]
-        self._codec = CODECS[row_format.codec]()
+        self._codec = codec_for(row_format.codec, device)
         self.parts: tuple[tuple[Tensor, ...], ...] = tuple(
             tuple(
                 torch.zeros(
@@ -70,19 +70,14 @@ class RowStore:
         """
         if len(planes) != len(self.parts):
             raise CacheError(f"got {len(planes)} planes, the cache has {len(self.parts)}")
+        batches = () if isinstance(batch, int) else (len(range(*batch.indices(self.batch))),)
+        for plane, spec in zip(planes, self.format.planes, strict=True):
+            want = (*batches, self._count(slots), spec.heads, spec.dim)
+            if plane.shape != want:
+                raise CacheError(f"got {spec.name} {tuple(plane.shape)}, want {want}")
         encoded = [self._codec.encode(plane) for plane in planes]
         targets = [[part[layer, batch] for part in plane] for plane in self.parts]
-        tokens_at = targets[0][0].ndim - 3
-        for plane, parts in zip(planes, targets, strict=True):
-            want = parts[0].shape[tokens_at + 1 : -1]
-            if plane.shape[tokens_at + 1 : -1] != want or plane.shape[tokens_at] != self._count(
-                slots
-            ):
-                raise CacheError(
-                    f"got rows {tuple(plane.shape)} for {self._count(slots)} slots of "
-                    f"{tuple(want)} heads"
-                )
-        at = (slice(None), slots) if tokens_at else (slots,)
+        at = (slice(None), slots) if batches else (slots,)
         for parts, sources in zip(targets, encoded, strict=True):
             for target, source in zip(parts, sources, strict=True):
                 target[at] = source

@@ -12,7 +12,7 @@ import msgpack
 import torch
 from torch import Tensor
 
-from scope_contracts.cache_spec import KVCacheSpec
+from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
@@ -25,7 +25,7 @@ from scope_rt.collectives import SoloCollectives
 from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.kv_cache.ring import RingCache
+from scope_rt.kv_cache.video import open_frame_cache
 from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
 from scope_rt.mesh.peer_check import PeerCheck, always
@@ -59,6 +59,7 @@ class RankSetup:
     width: int
     recompute_every: int = RECOMPUTE_NEVER
     recompute_anchor: str = ""
+    cache: CacheChoice = field(default_factory=CacheChoice)
     past: Past = own_past
 
     @property
@@ -82,6 +83,7 @@ class RankSetup:
             pp_enabled=pipelined if config.pp_enabled is None else config.pp_enabled,
             kv_cache_recompute_every=self.recompute_every,
             kv_bias_backend=self.backend.name,
+            kv_cache=str(self.cache),
             recompute_anchor=self.recompute_anchor,
             tp_allow_compile=config.tp_allow_compile,
             digest_every=config.digest_every,
@@ -115,7 +117,7 @@ class RankSetup:
             raise UserInputError("SCOPE_TP_ALLOW_COMPILE is not supported yet; unset it")
 
     def cache_spec(self, geometry: ChunkGeometry) -> KVCacheSpec:
-        """The ring of this model at this picture size."""
+        """The cache of this model at this picture size."""
         _, _, _, rows, columns = geometry.latent_shape(self.height, self.width)
         return KVCacheSpec(
             num_layers=self.model.config.num_layers,
@@ -126,6 +128,9 @@ class RankSetup:
             window_frames=self.model.recipe.window_frames,
             batch=geometry.batch,
             dtype=NAMES[self.dtype],
+            block_frames=self.model.recipe.frames_per_block,
+            kind=self.cache.kind,
+            codec=self.cache.codec,
         )
 
 
@@ -280,16 +285,12 @@ class Rank:
 
     def _load_generator(self) -> ChunkGenerator:
         setup, group = self._setup, self._groups.sums or SoloCollectives()
-        ring = RingCache(
-            setup.cache_spec(self._geometry),
-            tp_degree=group.size,
-            dtype=setup.dtype,
-            device=setup.device,
-        )
+        spec = setup.cache_spec(self._geometry)
+        cache = open_frame_cache(spec, group=group, device=setup.device)
         model = setup.model.transformer(group, dtype=setup.dtype, device=setup.device)
         return ChunkGenerator(
             model=self._instruments.faults.reach(FaultPoint.LOADED, -1, model),
-            ring=ring,
+            cache=cache,
             schedule=setup.model.recipe.schedule,
             backend=setup.backend,
             noise=SeededNoise(),

@@ -80,7 +80,7 @@ class Worker:
         envelope, tensors = faults.reach(FaultPoint.ENTERED, chunk, (envelope, tensors))
         entered = self._entered(envelope)
         with located(f"chunk {chunk}"):
-            self._peer_check.before(self._digest(envelope))
+            self._peer_check.before(self._digest(envelope, self._frames_chosen()))
             start_ns = time.perf_counter_ns()
             budget = self._budget(envelope)
             with self._instruments.trace.span(f"generate {chunk}", track="generate"):
@@ -118,9 +118,19 @@ class Worker:
             return self._lifecycle.enter(envelope)
         return self._lifecycle.follow(envelope)
 
-    def _digest(self, envelope: PPEnvelope) -> ScalarDigest:
+    def _frames_chosen(self) -> tuple[int, ...]:
+        """What the cache keeps by scores: the one thing that does not follow from the plan."""
+        cache = self._generator.cache
+        return cache.frames_kept if cache.spec.needs_attention_scores else ()
+
+    def _digest(self, envelope: PPEnvelope, frames_kept: tuple[int, ...] = ()) -> ScalarDigest:
         generator = self._generator
-        return ScalarDigest.of(envelope, generator.ring.indices, conditioning=generator.text_digest)
+        return ScalarDigest.of(
+            envelope,
+            generator.cache.indices,
+            conditioning=generator.text_digest,
+            frames_kept=frames_kept,
+        )
 
     def _budget(self, envelope: PPEnvelope) -> CallBudget:
         is_counted = self._instruments.tripwires.armed(Tripwire.CALL_BUDGET)
@@ -133,7 +143,7 @@ class Worker:
 
         def enter() -> None:
             if envelope.do_kv_recompute and budget.observed == 0:
-                faults.reach(FaultPoint.RECOMPUTE, chunk, self._generator.ring)
+                faults.reach(FaultPoint.RECOMPUTE, chunk, self._generator.cache)
             for _ in range(faults.reach(FaultPoint.CALL, chunk, 1)):
                 budget.enter()
 

@@ -1,8 +1,8 @@
 """One envelope in, one chunk of latents out; every step reads the plan and decides nothing.
 
-All calls of a chunk write the same window of the ring, and the indices advance once. A recompute
-re-bases the ring: its context sits at positions 0..n-1, the chunk follows. Every call is announced
-to its budget before the model (and its collectives) is entered.
+All calls of a chunk write the same window of the cache, which advances once. A recompute re-bases
+the cache: its context sits at positions 0..n-1, the chunk follows. Every call is announced to its
+budget before the model (and its collectives) is entered.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from scope_contracts.envelope import (
 from scope_contracts.errors import OrderError, ParityError
 from scope_rt.attention.backend import AttentionBackend
 from scope_rt.attention.key_bias import KeyBias, key_bias
-from scope_rt.kv_cache.ring import RingCache, WriteWindow
+from scope_rt.kv_cache.frame_cache import FrameCache, WriteWindow
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.noise import NoiseSource
 from scope_rt.models.past import Past, own_past
@@ -43,16 +43,20 @@ def ignore_calls(timestep: float, start_token: int, indices: CacheIndices) -> No
 
 @dataclass(slots=True, kw_only=True)
 class CachedSelfAttention:
-    """Self-attention of one chunk: write its K/V into the ring, attend to all that is visible."""
+    """Self-attention of one chunk: write its K/V into the cache, attend to all that is visible."""
 
-    ring: RingCache
+    cache: FrameCache
     window: WriteWindow
     backend: AttentionBackend
     bias: KeyBias | None
+    is_last: bool = False
+    """Whether this is the chunk's last call: the cache keeps what it gives, and sees what it
+    attends to."""
 
     def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
-        self.ring.write(layer, self.window, k_BTHD, v_BTHD)
-        k, v = self.ring.view(layer, self.window)
+        k, v = self.cache.update(layer, self.window, k_BTHD, v_BTHD, is_last=self.is_last)
+        if self.is_last and self.cache.spec.needs_attention_scores:
+            self.cache.observe(layer, self.window, q_BTHD, k)
         return self.backend.attend(q_BTHD, k, v, self.bias)
 
 
@@ -60,17 +64,16 @@ class CachedSelfAttention:
 class BlockCausalSelfAttention:
     """Self-attention of context frames: each block of them sees itself and the blocks before.
 
-    The window starts at slot 0 of an empty ring, so that keys lie in the order of their frames.
+    The window starts at slot 0 of an empty cache, so that keys lie in the order of their frames.
     """
 
-    ring: RingCache
+    cache: FrameCache
     window: WriteWindow
     backend: AttentionBackend
     block_tokens: int
 
     def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
-        self.ring.write(layer, self.window, k_BTHD, v_BTHD)
-        k, v = self.ring.view(layer, self.window)
+        k, v = self.cache.update(layer, self.window, k_BTHD, v_BTHD)
         ends = [*range(self.block_tokens, q_BTHD.shape[1], self.block_tokens), q_BTHD.shape[1]]
         blocks = q_BTHD.split(self.block_tokens, dim=1)
         parts = [
@@ -82,17 +85,17 @@ class BlockCausalSelfAttention:
 
 @dataclass(slots=True, kw_only=True)
 class ChunkGenerator:
-    """Owns what a rank's model carries from chunk to chunk: the ring and the text K/V."""
+    """Owns what a rank's model carries from chunk to chunk: the cache and the text K/V."""
 
     model: CausalWanModel
-    ring: RingCache
+    cache: FrameCache
     schedule: FlowSchedule
     backend: AttentionBackend
     noise: NoiseSource
     observe: CallObserver = ignore_calls
     past: Past = own_past
     _origin_frame: int = 0
-    """The latent frame of the epoch that sits at the ring's position 0."""
+    """The latent frame of the epoch that sits at the cache's position 0."""
     text_digest: str = ""
     """Digest of the conditioning in effect."""
     _text: Sequence[TextKV] = ()
@@ -112,12 +115,12 @@ class ChunkGenerator:
         generator call and refuses one that was not planned.
 
         Raises:
-            CacheError: the chunk does not continue the ring.
+            CacheError: the chunk does not continue the cache.
             CallCountError: `enter_call` refused.
             OrderError: no text was ever received.
         """
         if envelope.reset_kv_cache:
-            self.ring.reset()
+            self.cache.reset()
             self._origin_frame = 0
         if envelope.reset_crossattn_cache:
             embeds = tensors[CONDITIONING_EMBEDS]
@@ -134,11 +137,12 @@ class ChunkGenerator:
             self._recompute(context, num_frames, enter_call)
             self._origin_frame = envelope.current_start_frame - context.shape[1]
         start = envelope.current_start_frame - self._origin_frame
-        window = self.ring.window(start_frame=start, num_frames=num_frames)
+        window = self.cache.window(start_frame=start, num_frames=num_frames)
         rope = self._rope(range(start, start + num_frames), grid)
         biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias)
         steps = envelope.denoising_step_list
         for index, timestep in enumerate(steps):
+            biased.is_last = not envelope.clean_pass and index + 1 == len(steps)
             flow = self._call(x, timestep, rope, biased, enter_call, start)
             x0 = x - self.schedule.sigma(timestep) * flow
             if index + 1 < len(steps):
@@ -146,9 +150,10 @@ class ChunkGenerator:
                 x = (1 - sigma) * x0 + sigma * self._renoise(envelope, index + 1, x0)
         if envelope.clean_pass:
             plain = self._attention(window, num_frames, 1.0)
+            plain.is_last = True
             past = self._on_device(self.past(envelope.chunk_index, x0))
             self._call(past, 0.0, rope, plain, enter_call, start)
-        self.ring.commit(window)
+        self.cache.advance(window)
         return x0
 
     def _check_text(self, envelope: PPEnvelope, digest: str) -> None:
@@ -162,19 +167,19 @@ class ChunkGenerator:
     def _recompute(
         self, context_BFCHW: Tensor, block_frames: int, enter_call: Callable[[], None]
     ) -> None:
-        """Rebuild the ring from clean latents, under the text in effect: one call at t=0."""
+        """Rebuild the cache from clean latents, under the text in effect: one call at t=0."""
         _, num_frames, _, height, width = context_BFCHW.shape
-        self.ring.reset()
-        window = self.ring.window(start_frame=0, num_frames=num_frames)
+        self.cache.reset()
+        window = self.cache.window(start_frame=0, num_frames=num_frames)
         attend = BlockCausalSelfAttention(
-            ring=self.ring,
+            cache=self.cache,
             window=window,
             backend=self.backend,
-            block_tokens=block_frames * self.ring.spec.frame_tokens,
+            block_tokens=block_frames * self.cache.spec.frame_tokens,
         )
         rope = self._rope(range(num_frames), (height // 2, width // 2))
         self._call(context_BFCHW, 0.0, rope, attend, enter_call, num_frames)
-        self.ring.commit(window)
+        self.cache.advance(window)
 
     def _call(
         self,
@@ -190,13 +195,13 @@ class ChunkGenerator:
         modulation = self._modulation(timestep)
         flow = self.model(x, modulation=modulation, rope=rope, text=self._text, attend=attend)
         indices = attend.window.indices
-        self.observe(timestep, start_frame * self.ring.spec.frame_tokens, indices)
+        self.observe(timestep, start_frame * self.cache.spec.frame_tokens, indices)
         return flow.to(x.dtype)  # type: ignore[no-any-return]
 
     def _modulation(self, timestep: float) -> Modulation:
         """The modulation of a noise level, computed when it first occurs in the stream."""
         if timestep not in self._modulations:
-            times = torch.full((1, 1), timestep, dtype=torch.float64, device=self.ring.k.device)
+            times = torch.full((1, 1), timestep, dtype=torch.float64, device=self.cache.device)
             self._modulations[timestep] = self.model.modulation(times)
         return self._modulations[timestep]
 
@@ -204,11 +209,12 @@ class ChunkGenerator:
         bias_of_keys = key_bias(
             window.frames_in_view,
             num_current=num_frames,
-            frame_tokens=self.ring.spec.frame_tokens,
+            frame_tokens=self.cache.spec.frame_tokens,
             bias=bias,
+            log_weights=window.log_weights,
         )
         return CachedSelfAttention(
-            ring=self.ring, window=window, backend=self.backend, bias=bias_of_keys
+            cache=self.cache, window=window, backend=self.backend, bias=bias_of_keys
         )
 
     def _rope(self, frames: range, grid: tuple[int, int]) -> Tensor:
@@ -216,9 +222,9 @@ class ChunkGenerator:
         return rotations(
             frames,
             grid=grid,
-            head_dim=self.ring.spec.head_dim,
+            head_dim=self.cache.spec.head_dim,
             dtype=torch.complex128 if double else torch.complex64,
-        ).to(self.ring.k.device)
+        ).to(self.cache.device)
 
     def _renoise(self, envelope: PPEnvelope, step: int, x0: Tensor) -> Tensor:
         noise = self.noise.draw(
@@ -231,4 +237,4 @@ class ChunkGenerator:
         return noise.to(x0.device, x0.dtype)
 
     def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.ring.k.device)
+        return tensor.to(self.cache.device)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
+from scope_contracts.cache_spec import CacheChoice, CacheKind
 from scope_contracts.errors import UserInputError
 from scope_rt.models.schedule import FlowSchedule
 
@@ -64,6 +65,25 @@ class Recipe:
         if self.clean_pass:
             return self.sink_frames + self.window_frames - self.frames_per_block
         return self.kv_cache_num_frames
+
+    def check_cache(self, choice: CacheChoice) -> None:
+        """Refuse a kind of cache that could not do its work for this model.
+
+        Raises:
+            UserInputError: naming a kind that can.
+        """
+        if choice.kind is CacheKind.H2O and not self.clean_pass:
+            raise UserInputError(
+                f"--kv-cache {choice} scores frames in clean passes, and this model rebuilds its "
+                "cache from the latest frames instead, so there is nothing to choose; use ring, "
+                "quantized or paged"
+            )
+        if choice.kind is CacheKind.HIERARCHICAL and not self.clean_pass:
+            raise UserInputError(
+                f"--kv-cache {choice} sums up frames that leave the window, and this model "
+                "rebuilds its cache before any does, so there is nothing to remember; use ring, "
+                "quantized or paged"
+            )
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self:

@@ -47,3 +47,19 @@ def test_the_oldest_frame_and_the_current_chunk_are_exempt() -> None:
 @pytest.mark.parametrize("frames", VIEWS.values(), ids=VIEWS.keys())
 def test_a_bias_of_one_changes_nothing(frames: tuple[int, ...]) -> None:
     assert bias_of(frames, 1.0) is None
+
+
+def test_weights_of_the_cache_add_to_the_bias_of_the_past() -> None:
+    weights = (0.0, -2.0, -2.0, 0.0, 0.0, 0.0)
+    bias = key_bias(
+        (6, 0, 2, 3, 4, 5), num_current=3, frame_tokens=4, bias=0.5, log_weights=weights
+    )
+    assert bias is not None
+    log_biases = [0.0, -2.0, math.log(0.5) - 2.0, math.log(0.5), 0.0]
+    assert [(run.num_tokens, run.log_bias) for run in bias.runs] == list(
+        zip((4, 4, 4, 4, 8), log_biases, strict=True)
+    )
+    alone = key_bias((4, 5), num_current=1, frame_tokens=4, bias=1.0, log_weights=(-2.0, 0.0))
+    assert alone is not None
+    assert [run.log_bias for run in alone.runs] == [-2.0, 0.0]
+    assert key_bias((4, 5), num_current=1, frame_tokens=4, bias=1.0, log_weights=(0.0, 0.0)) is None

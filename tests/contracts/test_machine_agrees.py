@@ -36,7 +36,7 @@ from scope_contracts import (
     preflight,
     shutdown_envelope,
 )
-from scope_rt.kv_cache.ring import RingCache
+from scope_rt.kv_cache.video import open_frame_cache
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.worker import Worker
 from scope_rt.models.generator import ChunkGenerator
@@ -74,10 +74,10 @@ CACHE = KVCacheSpec(
 
 
 class CountingGenerator:
-    """Makes as many calls as it is told to and keeps a ring, as a generator does, but no model."""
+    """Makes as many calls as it is told to and keeps a cache, as a generator does, but no model."""
 
     def __init__(self) -> None:
-        self.ring = RingCache(CACHE, tp_degree=1, dtype=torch.float32, device=torch.device("cpu"))
+        self.cache = open_frame_cache(CACHE, device=torch.device("cpu"))
         self.extra_calls = 0
         self.text_digest = ""
         self._origin = 0
@@ -89,17 +89,17 @@ class CountingGenerator:
             enter_call()
         start = envelope.current_start_frame
         if envelope.reset_kv_cache:
-            self.ring.reset()
+            self.cache.reset()
             self._origin = 0
         if envelope.reset_crossattn_cache:
             self.text_digest = digest_of(tensors[CONDITIONING_EMBEDS])
         if envelope.do_kv_recompute:
             frames = tensors[CONTEXT_FRAMES_OVERRIDE].shape[1]
-            self.ring.reset()
-            self.ring.commit(self.ring.window(start_frame=0, num_frames=frames))
+            self.cache.reset()
+            self.cache.advance(self.cache.window(start_frame=0, num_frames=frames))
             self._origin = start - frames
-        window = self.ring.window(start_frame=start - self._origin, num_frames=BLOCK)
-        self.ring.commit(window)
+        window = self.cache.window(start_frame=start - self._origin, num_frames=BLOCK)
+        self.cache.advance(window)
         return torch.zeros(GEOMETRY.latent_shape(envelope.height, envelope.width))
 
 

@@ -97,8 +97,10 @@ OTHER_SCALAR: dict[str, Any] = {
     "denoising_step_list": (1000.0, 937.5, 833.25, 624.0),
     "kv_cache_attention_bias": 0.5,
     "conditioning": "other text",
+    "frames_kept": (0, 7, 8),
 }
 TEXT = "0f" * 16
+KEPT = (0, 6, 7)
 SCALARS = [f.name for f in fields(ScalarDigest)]
 
 
@@ -112,17 +114,18 @@ def changed(digest: ScalarDigest, name: str) -> ScalarDigest:
 
 @pytest.fixture
 def digest(make_envelope: Callable[..., PPEnvelope]) -> ScalarDigest:
-    return ScalarDigest.of(make_envelope("rebuilt"), INDICES, conditioning=TEXT)
+    return ScalarDigest.of(make_envelope("rebuilt"), INDICES, conditioning=TEXT, frames_kept=KEPT)
 
 
 def test_a_digest_takes_its_scalars_from_the_envelope_and_the_cache(
     make_envelope: Callable[..., PPEnvelope], digest: ScalarDigest
 ) -> None:
     envelope = make_envelope("rebuilt")
-    for name in set(SCALARS) - {"conditioning"}:
+    for name in set(SCALARS) - {"conditioning", "frames_kept"}:
         source = INDICES if name.endswith("_end_index") else envelope
         assert getattr(digest, name) == getattr(source, name)
     assert digest.conditioning == TEXT
+    assert digest.frames_kept == KEPT
 
 
 def test_a_digest_covers_every_scalar_that_is_not_checked_elsewhere() -> None:

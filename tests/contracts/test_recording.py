@@ -147,8 +147,8 @@ def test_any_value_in_any_field_is_read_canonically_or_refused_by_name(data: st.
 
 
 def test_unknown_versions_and_kinds_are_refused_by_name() -> None:
-    newer = plain_of(opened()) | {"recording_version": 2, "a_new_field": 1}
-    with pytest.raises(VersionError, match="recording_version: got 2, want 1"):
+    newer = plain_of(opened()) | {"recording_version": 3, "a_new_field": 1}
+    with pytest.raises(VersionError, match="recording_version: got 3, want 2"):
         decode_record(msgpack.packb(newer))
     plain = plain_of(planned(0))
     plain["envelope"] |= {"pp_envelope_version": 2, "a_new_field": 1}

@@ -1,12 +1,15 @@
 """Sizes follow from the specs alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scope_contracts import (
+    CacheChoice,
     CacheError,
     CacheIndices,
+    CacheKind,
     ChunkGeometry,
     DType,
     FieldError,
@@ -14,6 +17,7 @@ from scope_contracts import (
     TensorSpec,
     UserInputError,
 )
+from scope_contracts.row_format import CodecKind
 
 CACHE: dict[str, Any] = {
     "num_layers": 2,
@@ -95,6 +99,55 @@ def test_heads_that_cannot_be_shared_evenly_are_the_users_to_change(tp_degree: i
 def test_a_cache_of_no_size_is_refused(name: str) -> None:
     with pytest.raises(CacheError, match=name):
         KVCacheSpec(**CACHE | {name: -1})
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "codec", "shown"),
+    [
+        ("ring", CacheKind.RING, CodecKind.IDENTITY, "ring"),
+        ("quantized", CacheKind.QUANTIZED, CodecKind.INT8, "quantized:int8"),
+        ("quantized:int4", CacheKind.QUANTIZED, CodecKind.INT4, "quantized:int4"),
+        ("h2o:fp8", CacheKind.H2O, CodecKind.FP8, "h2o:fp8"),
+        ("paged", CacheKind.PAGED, CodecKind.IDENTITY, "paged"),
+    ],
+)
+def test_a_cache_is_chosen_by_one_text(
+    text: str, kind: CacheKind, codec: CodecKind, shown: str
+) -> None:
+    choice = CacheChoice.named(text)
+    assert (choice.kind, choice.codec) == (kind, codec)
+    assert str(choice) == shown
+    assert CacheChoice.named(shown) == choice
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("rings", "one of ring, quantized, h2o, paged, hierarchical"),
+        ("h2o:int5", "identity, int8, int4, fp8"),
+        ("h2o:", "a codec of"),
+        ("ring:int8", "want quantized:int8"),
+        ("quantized:identity", "want ring"),
+        ("", "one of"),
+    ],
+)
+def test_an_unknown_cache_is_refused_with_what_to_write(text: str, remedy: str) -> None:
+    with pytest.raises(UserInputError, match=f"--kv-cache .*{remedy}"):
+        CacheChoice.named(text)
+
+
+def test_a_codec_makes_the_same_cache_smaller_scales_included() -> None:
+    exact = KVCacheSpec(**CACHE | {"head_dim": 16})
+    coded = replace(exact, kind=CacheKind.QUANTIZED, codec=CodecKind.INT8)
+    assert exact.num_bytes(1) == 3 * 60 * (2 * 2 * 4 * 16 * 2)
+    assert coded.num_bytes(1) == 3 * 60 * (2 * 2 * 4 * (16 + 2))
+
+
+def test_heavy_hitters_and_recent_frames_share_the_past_of_the_window() -> None:
+    spec = KVCacheSpec(**CACHE | {"window_frames": 10, "block_frames": 3, "kind": CacheKind.H2O})
+    assert (spec.recent_frames, spec.hitter_frames) == (4, 3)
+    assert spec.collectives_per_chunk == 1
+    assert replace(spec, kind=CacheKind.RING).collectives_per_chunk == 0
 
 
 def test_a_cache_may_have_no_sink() -> None:

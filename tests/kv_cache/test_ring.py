@@ -2,20 +2,30 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from scope_contracts.errors import CacheError, UserInputError
-from scope_rt.kv_cache.ring import RingCache, plan_write, slot_of_frame
+from scope_rt.collectives import SoloCollectives
+from scope_rt.kv_cache.ring import NewestFrames, plan_write, slot_of_frame
+from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
+from scope_rt.kv_cache.video import open_frame_cache, slots_for
 from tests.tiny_models import CPU, cache_spec
 
 rings = st.tuples(st.integers(0, 4), st.integers(3, 12))
 
 
-def ring(*, sink: int, window: int) -> RingCache:
-    return RingCache(
-        cache_spec(sink=sink, window=window), tp_degree=1, dtype=torch.float64, device=CPU
-    )
+def ring(*, sink: int, window: int) -> SlotCache:
+    spec = cache_spec(sink=sink, window=window)
+    rows = slots_for(spec, tp_degree=1, device=CPU)
+    return SlotCache(spec, policy=NewestFrames(spec), storage=InPlace(rows))
+
+
+def memory(cache: SlotCache) -> tuple[Tensor, Tensor]:
+    """Keys and values as they lie: `[num_layers, batch, capacity_tokens, heads, head_dim]`."""
+    (keys,), (values,) = cache.storage.rows.parts
+    return keys, values
 
 
 def frames_shown(sink: int, window: int, end: int) -> set[int]:
@@ -23,6 +33,7 @@ def frames_shown(sink: int, window: int, end: int) -> set[int]:
     return set(range(min(sink, end))) | set(range(max(sink, end - window), end))
 
 
+@settings(deadline=None)
 @given(rings, st.integers(1, 3), st.integers(0, 200))
 def test_view_is_the_sinks_and_the_newest_window(
     sizes: tuple[int, int], block: int, chunk: int
@@ -39,6 +50,7 @@ def test_view_is_the_sinks_and_the_newest_window(
     assert planned.indices.local_end_index <= spec.capacity_tokens
 
 
+@settings(deadline=None)
 @given(rings, st.integers(1, 3), st.integers(1, 30))
 def test_what_is_read_is_what_was_written_last(
     sizes: tuple[int, int], block: int, num_chunks: int
@@ -50,36 +62,35 @@ def test_what_is_read_is_what_was_written_last(
         planned = cache.window(start_frame=chunk * block, num_frames=block)
         frame = torch.arange(chunk * block, (chunk + 1) * block, dtype=torch.float64)
         k = frame.repeat_interleave(tokens)[None, :, None, None].expand(1, -1, heads, dim)
-        cache.write(1, planned, k, -k)
-        cache.write(1, planned, k, -k)
-        shown_k, shown_v = cache.view(1, planned)
+        cache.update(1, planned, k, -k)
+        shown_k, shown_v = cache.update(1, planned, k, -k)
         assert shown_k[0, ::tokens, 0, 0].tolist() == list(planned.frames_in_view)
         assert torch.equal(shown_v, -shown_k)
-        cache.commit(planned)
-    assert not cache.k[0].any(), "another layer was written"
+        cache.advance(planned)
+    assert not memory(cache)[0][0].any(), "another layer was written"
 
 
 def test_eviction_moves_no_byte() -> None:
     cache = ring(sink=1, window=6)
     for chunk in range(9):
         planned = cache.window(start_frame=3 * chunk, num_frames=3)
-        before = cache.k.clone()
+        before = memory(cache)[0].clone()
         k = torch.randn(1, 3 * cache.spec.frame_tokens, 4, 16, dtype=torch.float64)
-        cache.write(0, planned, k, k)
-        changed = (before != cache.k).any(-1).any(-1)[0, 0]
+        cache.update(0, planned, k, k)
+        changed = (before != memory(cache)[0]).any(-1).any(-1)[0, 0]
         assert int(changed.sum()) == k.shape[1]
-        cache.commit(planned)
+        cache.advance(planned)
 
 
 def test_storage_is_allocated_once() -> None:
     cache = ring(sink=0, window=6)
-    address = cache.k.data_ptr(), cache.v.data_ptr()
+    addresses = [part.data_ptr() for part in memory(cache)]
     for chunk in range(20):
         planned = cache.window(start_frame=3 * chunk, num_frames=3)
         k = torch.zeros(1, 3 * cache.spec.frame_tokens, 4, 16, dtype=torch.float64)
-        cache.write(0, planned, k, k)
-        cache.commit(planned)
-    assert address == (cache.k.data_ptr(), cache.v.data_ptr())
+        cache.update(0, planned, k, k)
+        cache.advance(planned)
+    assert addresses == [part.data_ptr() for part in memory(cache)]
     assert cache.num_bytes == cache.spec.num_bytes(1)
 
 
@@ -99,17 +110,21 @@ def test_a_write_of_another_length_touches_nothing() -> None:
     planned = cache.window(start_frame=0, num_frames=3)
     k = torch.ones(1, 5, 4, 16, dtype=torch.float64)
     with pytest.raises(CacheError, match="K/V of 5 tokens"):
-        cache.write(0, planned, k, k)
-    assert not cache.k.any()
+        cache.update(0, planned, k, k)
+    assert not memory(cache)[0].any()
 
 
 def test_reset_forgets() -> None:
     cache = ring(sink=0, window=6)
-    cache.commit(cache.window(start_frame=0, num_frames=3))
+    cache.advance(cache.window(start_frame=0, num_frames=3))
     cache.reset()
     assert cache.window(start_frame=0, num_frames=3).frames_in_view == (0, 1, 2)
 
 
+class OfThree(SoloCollectives):
+    size = 3
+
+
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UserInputError, match="divisor of the model's 4 heads"):
-        RingCache(cache_spec(sink=0, window=6), tp_degree=3, dtype=torch.float64, device=CPU)
+        open_frame_cache(cache_spec(sink=0, window=6), device=CPU, group=OfThree())

@@ -1,0 +1,127 @@
+"""What a stream's generator asks of its cache; storage, codec and policy are the cache's business.
+
+A chunk asks for its window once, shows every call's K/V of every layer to `update`, and advances
+once. Whatever a cache keeps, every rank derives the same window: from the start frame alone, or
+from scores that were summed over the ranks first.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from scope_contracts.cache_spec import CacheIndices, KVCacheSpec
+from scope_rt.kv_cache.interface import CacheCounters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """`num_tokens` new tokens from `source` on go to the slots from `slot` on."""
+
+    source: int
+    slot: int
+    num_tokens: int
+
+    @property
+    def sources(self) -> slice:
+        return slice(self.source, self.source + self.num_tokens)
+
+    @property
+    def slots(self) -> slice:
+        return slice(self.slot, self.slot + self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteWindow:
+    """Where one chunk's K/V go, and what is visible once they are there."""
+
+    segments: tuple[Segment, ...]
+    frames_in_view: tuple[int, ...]
+    """Latent frame held by each frame slot, in slot order; `update` shows them in this order."""
+    indices: CacheIndices
+    """The cache's indices once the chunk is part of it."""
+    log_weights: tuple[float, ...] = ()
+    """Added to the scores of each frame slot's keys; empty where all weigh the same."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the chunk."""
+        return sum(segment.num_tokens for segment in self.segments)
+
+
+class FrameCache(Protocol):
+    """Keys and values of this rank's heads in all layers, allocated once and never grown."""
+
+    counters: CacheCounters
+
+    @property
+    def spec(self) -> KVCacheSpec: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def indices(self) -> CacheIndices:
+        """Where the next chunk goes."""
+        ...
+
+    @property
+    def frames_kept(self) -> tuple[int, ...]:
+        """Latent frames that are cached between chunks, in slot order: equal on all ranks."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes allocated."""
+        ...
+
+    def window(self, *, start_frame: int, num_frames: int) -> WriteWindow:
+        """Plan a chunk that continues what is cached; planned again, it is the same.
+
+        Raises:
+            CacheError: the chunk does not follow the last one, or does not fit.
+        """
+        ...
+
+    def update(
+        self,
+        layer: int,
+        window: WriteWindow,
+        k_BTHD: Tensor,
+        v_BTHD: Tensor,
+        *,
+        is_last: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Take a chunk's K/V, and give all that is visible: `[B, K, heads, head_dim]` each.
+
+        Every call of a chunk writes the same window, and later chunks see what the last call of
+        this one gave (`is_last`). What is returned is only to be read, before the next `update`.
+
+        Raises:
+            CacheError: the token count is not the window's; nothing was written.
+        """
+        ...
+
+    def observe(self, layer: int, window: WriteWindow, q_BTHD: Tensor, k_BKHD: Tensor) -> None:
+        """See what a clean chunk attends to, where `spec.needs_attention_scores`.
+
+        `k_BKHD` is what `update` returned.
+        """
+        ...
+
+    def advance(self, window: WriteWindow) -> None:
+        """Make the chunk part of the cache, once, after its last call."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything: nothing is visible until the next chunk. Counters go on."""
+        ...
+
+    def cached(self, layer: int) -> tuple[Tensor, Tensor]:
+        """A copy of all cached keys and values of a layer, decoded, in slot order."""
+        ...
+
+    def digest(self) -> str:
+        """BLAKE2b over every cached row, decoded, and its position, by position, and layer."""
+        ...

@@ -1,0 +1,188 @@
+"""A policy gives every frame a slot, a storage gives every slot a place, a codec writes it down.
+
+The chunk in flight always attends to its own exact keys and values, as it gave them. A codec sees
+them once, at the chunk's last call, so a number is lossy only as part of the past, and no second
+copy of the chunk is kept.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from scope_contracts.cache_spec import KVCacheSpec
+from scope_contracts.errors import CacheError
+from scope_contracts.row_format import CodecKind
+from scope_rt.kv_cache.frame_cache import WriteWindow
+from scope_rt.kv_cache.interface import CacheCounters
+from scope_rt.kv_cache.row_digest import row_digest
+from scope_rt.kv_cache.row_store import RowStore, Slots
+
+
+class SlotPolicy(Protocol):
+    """Which frame has which slot; host arithmetic, the same on every rank."""
+
+    @property
+    def frames_kept(self) -> tuple[int, ...]:
+        """Frames that are cached between chunks, in slot order."""
+        ...
+
+    @property
+    def slots_kept(self) -> Sequence[int]:
+        """Their frame slots."""
+        ...
+
+    def plan(self, *, start_frame: int, num_frames: int) -> WriteWindow:
+        """Slots for a chunk; changes nothing. Raises `CacheError` where it does not fit."""
+        ...
+
+    def observe(self, q_BTHD: Tensor, k_BKHD: Tensor) -> None:
+        """A layer of the chunk's last call: its queries, and the keys in view in slot order."""
+        ...
+
+    def advance(self, window: WriteWindow) -> None:
+        """The chunk is part of the past; choose what of it all stays."""
+        ...
+
+    def reset(self) -> None: ...
+
+
+class FrameStorage(Protocol):
+    """Where slots lie."""
+
+    @property
+    def rows(self) -> RowStore: ...
+
+    def open(self, slots: slice) -> None:
+        """Have a place for token slots that are about to be written.
+
+        Raises:
+            CacheError: there is no room; nothing was changed.
+        """
+        ...
+
+    def place(self, slots: slice) -> Slots:
+        """Where token slots lie: a slice where they lie together, else indices to gather."""
+        ...
+
+    def clear(self) -> None:
+        """Nothing is cached any more."""
+        ...
+
+
+class InPlace:
+    """Slots lie one after another, so a view of them copies nothing."""
+
+    def __init__(self, rows: RowStore) -> None:
+        self.rows = rows
+
+    def open(self, slots: slice) -> None:
+        """There is a place for all, from the beginning."""
+
+    def place(self, slots: slice) -> Slots:
+        return slots
+
+    def clear(self) -> None:
+        """The memory stays."""
+
+
+class SlotCache:
+    """A `FrameCache` from a policy and a storage, whose rows know their codec."""
+
+    def __init__(self, spec: KVCacheSpec, *, policy: SlotPolicy, storage: FrameStorage) -> None:
+        self.spec, self.policy, self.storage = spec, policy, storage
+        self.counters = CacheCounters()
+        self.indices = spec.indices_at(0)
+        self._is_exact = storage.rows.format.codec is CodecKind.IDENTITY
+
+    @property
+    def device(self) -> torch.device:
+        return self.storage.rows.device
+
+    @property
+    def frames_kept(self) -> tuple[int, ...]:
+        return self.policy.frames_kept
+
+    @property
+    def num_bytes(self) -> int:
+        return self.storage.rows.num_bytes
+
+    def window(self, *, start_frame: int, num_frames: int) -> WriteWindow:
+        """As `FrameCache` says; takes the storage's room for the chunk as well."""
+        if start_frame * self.spec.frame_tokens != self.indices.global_end_index:
+            raise CacheError(
+                f"chunk starts at frame {start_frame}, cache ends at token "
+                f"{self.indices.global_end_index} of {self.spec.frame_tokens} a frame"
+            )
+        window = self.policy.plan(start_frame=start_frame, num_frames=num_frames)
+        self.storage.open(slice(0, window.indices.local_end_index))
+        return window
+
+    def update(
+        self,
+        layer: int,
+        window: WriteWindow,
+        k_BTHD: Tensor,
+        v_BTHD: Tensor,
+        *,
+        is_last: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        if k_BTHD.shape[1] != window.num_tokens:
+            raise CacheError(
+                f"got K/V of {k_BTHD.shape[1]} tokens, the window has {window.num_tokens}"
+            )
+        rows = self.storage.rows
+        if self._is_exact or is_last:
+            for segment in window.segments:
+                new = (k_BTHD[:, segment.sources], v_BTHD[:, segment.sources])
+                rows.write(layer, self.storage.place(segment.slots), new)
+            self.counters.rows_written += window.num_tokens
+        num_visible = window.indices.local_end_index
+        place = self.storage.place(slice(0, num_visible))
+        k, v = rows.read(layer, place)
+        if not self._is_exact:
+            for segment in window.segments:
+                k[:, segment.slots] = k_BTHD[:, segment.sources]
+                v[:, segment.slots] = v_BTHD[:, segment.sources]
+        self.counters.rows_read += num_visible
+        self.counters.gathers += isinstance(place, Tensor)
+        return k, v
+
+    def observe(self, layer: int, window: WriteWindow, q_BTHD: Tensor, k_BKHD: Tensor) -> None:
+        self.policy.observe(q_BTHD, k_BKHD)
+
+    def advance(self, window: WriteWindow) -> None:
+        num_before, tokens = len(self.frames_kept), self.spec.frame_tokens
+        self.policy.advance(window)
+        self.indices = window.indices
+        num_evicted = num_before + window.num_tokens // tokens - len(self.frames_kept)
+        self.counters.advances += 1
+        self.counters.rows_evicted += num_evicted * tokens * self.spec.num_layers
+
+    def reset(self) -> None:
+        self.policy.reset()
+        self.storage.clear()
+        self.indices = self.spec.indices_at(0)
+
+    def positions(self, window: WriteWindow | None = None) -> Tensor:
+        """Position in the endless timeline, int64 `[1, K]`, of what `window` shows, or is cached.
+
+        In slot order.
+        """
+        shown = self.frames_kept if window is None else window.frames_in_view
+        frames = torch.tensor(shown, dtype=torch.int64, device=self.device)
+        tokens = torch.arange(self.spec.frame_tokens, device=self.device)
+        return (frames[:, None] * self.spec.frame_tokens + tokens).view(1, -1)
+
+    def cached(self, layer: int) -> tuple[Tensor, Tensor]:
+        tokens = self.spec.frame_tokens
+        slots = [slice(slot * tokens, (slot + 1) * tokens) for slot in self.policy.slots_kept]
+        pieces = [self.storage.rows.read(layer, self.storage.place(at)) for at in slots]
+        empty = self.storage.rows.read(layer, slice(0, 0))
+        k, v = (torch.cat(planes, dim=1) for planes in zip(empty, *pieces, strict=True))
+        return k, v
+
+    def digest(self) -> str:
+        positions = self.positions().expand(self.spec.batch, -1)
+        return row_digest((self.cached(layer), positions) for layer in range(self.spec.num_layers))
