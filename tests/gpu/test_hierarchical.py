@@ -1,0 +1,61 @@
+"""On a GPU an edited context equals a full recompute, and gists are the CPU's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scope_contracts.row_format import RowFormat
+from scope_contracts.tensor_spec import DType
+from scope_rt.kv_cache.hierarchical.cache import HierarchicalCache
+from scope_rt.kv_cache.hierarchical.context import Collapse, Replace
+from scope_rt.kv_cache.hierarchical.editing import EditableContext
+from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy
+from scope_rt.kv_cache.video import open_frame_cache
+from scope_rt.models.multilevel import MultilevelConfig, MultilevelModel
+from tests.kv_cache.hierarchical.test_frames import SPEC
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CONFIG = MultilevelConfig(vocab_size=64, dim=128, num_layers=2, num_heads=2, ffn_dim=128)
+CUDA = torch.device("cuda")
+
+
+def editable(model: MultilevelModel) -> EditableContext:
+    row_format = RowFormat.full(
+        heads=CONFIG.num_heads, head_dim=CONFIG.head_dim, dtype=DType.FLOAT32
+    )
+    cache = HierarchicalCache(
+        row_format,
+        Hierarchy(group=32, windows=(128, 32, None)),
+        num_layers=CONFIG.num_layers,
+        max_leaves=2048,
+        device=CUDA,
+    )
+    return EditableContext(model, cache, chunk_leaves=128, bit_equal=True)
+
+
+def test_an_edited_context_on_a_gpu_has_the_bits_of_a_full_recompute() -> None:
+    torch.manual_seed(0)
+    model = MultilevelModel(CONFIG).to(CUDA).eval()
+    edited, fresh = editable(model), editable(model)
+    edited.append(torch.randint(CONFIG.vocab_size, (2048,)).tolist())
+    edited.edit([Collapse(1600), Replace(1700, (1, 2, 3))])
+    fresh.load(edited.context)
+    assert edited.cache.digest() == fresh.cache.digest()
+    assert torch.equal(edited.last_leaf, fresh.last_leaf)
+
+
+def test_a_stream_on_a_gpu_remembers_what_it_does_on_the_cpu() -> None:
+    spec = replace(SPEC, dtype=DType.FLOAT32)
+    shape = (1, 3 * spec.frame_tokens, spec.num_heads, spec.head_dim)
+    shown = []
+    for device in (CUDA, torch.device("cpu")):
+        cache = open_frame_cache(spec, device=device)
+        for chunk in range(40):
+            window = cache.window(start_frame=3 * chunk, num_frames=3)
+            k = torch.randn(shape, generator=torch.Generator().manual_seed(chunk)).to(device)
+            for layer in range(spec.num_layers):
+                k_all, _ = cache.update(layer, window, k, k)
+            shown.append(k_all.cpu().clone())
+            cache.advance(window)
+    torch.testing.assert_close(shown[:40], shown[40:], rtol=0, atol=1e-6)
