@@ -1,0 +1,123 @@
+"""The arguments of `scope-rt plan-memory`, each read into a value of ours."""
+
+import argparse
+
+from scope_contracts.envelope import PlanId
+from scope_contracts.gpus import GPUS
+from scope_contracts.state_format import StateFormat
+from scope_contracts.tensor_spec import DType
+from scope_runners.memory_presets import PRESETS
+from scope_runners.request import EMBEDDED_MODEL, positive
+
+DEFAULT_MODEL = "krea-14b"
+_GIB = 1 << 30
+
+
+def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `scope-rt plan-memory`."""
+    add = parser.add_argument
+    presets = ", ".join(PRESETS)
+    add("--model", help=f"{presets}, {EMBEDDED_MODEL!r}, or a folder (default {DEFAULT_MODEL})")
+    add("--tp", type=positive, default=1, help="ranks that share the heads (default 1)")
+    add("--batch", type=positive, default=1, help="sequences, or streams (default 1)")
+    add("--dtype", type=_dtype, default=DType.BFLOAT16, help="of weights and rows (bfloat16)")
+    add(
+        "--kv-cache",
+        metavar="KIND[:CODEC]",
+        help="video: ring, quantized, h2o, paged, hierarchical; language: contiguous, paged, "
+        "quantized, latent; codecs int8, int4, fp8",
+    )
+    add("--gpu", help=f"one of {', '.join(GPUS)}")
+    add(
+        "--gpu-gib",
+        dest="gpu_bytes",
+        type=_gib,
+        metavar="GIB",
+        help="memory of one GPU, where it is another one",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+    _add_video_arguments(parser)
+    _add_language_arguments(parser)
+    _add_sizes(parser)
+
+
+def _add_video_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("video models; frames are latent frames").add_argument
+    add("--plan", type=_plan, help=f"one of {', '.join(PlanId)} (default single)")
+    add("--height", type=positive, help="pixels (default: the model's own)")
+    add("--width", type=positive, help="pixels (default: the model's own)")
+    add("--window", type=positive, help="frames a chunk sees, itself included")
+    add("--sink", type=int, help="first frames that are never evicted")
+    add("--block", type=positive, help="frames of a chunk")
+
+
+def _add_language_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("language models").add_argument
+    add("--length", type=positive, help="tokens of a sequence (default 8192)")
+    add("--models", type=positive, help="models of this shape side by side (default 1)")
+    add("--block-size", type=positive, help="tokens of a block of --kv-cache paged (default 16)")
+    add(
+        "--weights-gib",
+        dest="weights_bytes",
+        type=_gib,
+        metavar="GIB",
+        help="weights of one model over all ranks",
+    )
+    add(
+        "--mamba2",
+        type=_mamba2,
+        metavar="HEADSxDIMxSTATExGROUPSxKERNEL",
+        help="layers that do not attend keep such states, as 48x128x128x8x4",
+    )
+
+
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("sizes, in place of --model").add_argument
+    add("--layers", type=positive)
+    add("--heads", type=positive)
+    add("--head-dim", type=positive)
+    add("--ffn-dim", type=positive, help="makes it a video model")
+    add("--kv-heads", type=positive, help="default: --heads")
+    add("--attention-layers", type=positive, help="layers that attend (default: all)")
+    add("--latent-rank", type=positive, help="MLA: numbers of the latent (DeepSeek: 512)")
+    add("--rope-dim", type=positive, help="MLA: numbers of the RoPE key (DeepSeek: 64)")
+
+
+def _gib(text: str) -> int:
+    try:
+        size = float(text)
+    except ValueError:
+        size = 0.0
+    if not 0 < size < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of GiB")
+    return int(size * _GIB)
+
+
+def _dtype(text: str) -> DType:
+    floating = [DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16]
+    if text not in floating:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(floating)}")
+    return DType(text)
+
+
+def _plan(text: str) -> PlanId:
+    if text not in list(PlanId):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(PlanId)}")
+    return PlanId(text)
+
+
+def _mamba2(text: str) -> StateFormat:
+    numbers = text.split("x")
+    if len(numbers) != 5 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not five sizes as 48x128x128x8x4")
+    heads, dim, state, groups, kernel = map(int, numbers)
+    if kernel < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: the convolution's kernel is at least 2")
+    return StateFormat.mamba2(
+        num_heads=heads,
+        head_dim=dim,
+        state_size=state,
+        num_groups=groups,
+        conv_kernel=kernel,
+        dtype=DType.BFLOAT16,
+    )

@@ -1,0 +1,194 @@
+"""What a person typed becomes a demand, or one sentence that says why it cannot."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import UserInputError, mismatch
+from scope_contracts.gpus import gpu_named
+from scope_contracts.memory_demand import ServingDemand, VideoDemand
+from scope_contracts.memory_plan import CacheDomain, SequenceCacheSpec
+from scope_contracts.model_size import WanSize
+from scope_contracts.row_format import CodecKind, RowFormat
+from scope_runners.memory_arguments import DEFAULT_MODEL
+from scope_runners.memory_presets import (
+    LanguageModel,
+    VideoModel,
+    frame_tokens,
+    model_at,
+)
+
+DEFAULT_LENGTH, DEFAULT_BLOCK_SIZE = 8192, 16
+_WITHOUT_DECODER = (PlanId.PP0, PlanId.PP1)
+"""Plans whose generator ranks hold neither text encoder nor autoencoder."""
+_VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan")
+_LANGUAGE_ONLY = ("length", "models", "block_size", "mamba2", "weights_bytes")
+_SIZES = ("layers", "heads", "head_dim")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRequest:
+    """One rank of what was asked for, and the memory it may take."""
+
+    model: str
+    demand: VideoDemand | ServingDemand
+    available_bytes: int | None
+
+    @classmethod
+    def typed(cls, namespace: argparse.Namespace) -> Self:
+        """The request that the arguments make.
+
+        Raises:
+            UserInputError: they contradict each other, or name nothing we know.
+        """
+        model = _model(namespace)
+        demand = (
+            _video(model, namespace)
+            if isinstance(model, VideoModel)
+            else _serving(model, namespace)
+        )
+        return cls(
+            model=namespace.model or ("sizes as given" if namespace.layers else DEFAULT_MODEL),
+            demand=demand,
+            available_bytes=_available(namespace),
+        )
+
+
+def _model(namespace: argparse.Namespace) -> VideoModel | LanguageModel:
+    sizes = [name for name in _SIZES if vars(namespace)[name] is not None]
+    if sizes and namespace.model:
+        raise UserInputError(f"got --model and {_flags(sizes)}; give a model or its sizes")
+    if not sizes:
+        model = model_at(namespace.model or DEFAULT_MODEL, namespace.dtype)
+    else:
+        model = _from_sizes(namespace)
+    foreign = _LANGUAGE_ONLY if isinstance(model, VideoModel) else _VIDEO_ONLY
+    given = [name for name in foreign if vars(namespace)[name] is not None]
+    if given:
+        family = "language" if isinstance(model, VideoModel) else "video"
+        raise UserInputError(f"{_flags(given)} belong to {family} models; leave them out")
+    return model
+
+
+def _from_sizes(namespace: argparse.Namespace) -> VideoModel | LanguageModel:
+    is_latent = namespace.latent_rank is not None
+    needed = ("layers", "latent_rank", "rope_dim") if is_latent else _SIZES
+    missing = [name for name in needed if vars(namespace)[name] is None]
+    if missing:
+        raise UserInputError(f"sizes lack {_flags(missing)}; give them, or --model")
+    if namespace.ffn_dim:
+        size = WanSize(
+            num_layers=namespace.layers,
+            num_attention_heads=namespace.heads,
+            attention_head_dim=namespace.head_dim,
+            ffn_dim=namespace.ffn_dim,
+        )
+        return VideoModel(size=size, frames_per_block=3, window_frames=21)
+    rows = (
+        RowFormat.latent(
+            rank=namespace.latent_rank, rope_dim=namespace.rope_dim, dtype=namespace.dtype
+        )
+        if is_latent
+        else RowFormat.full(
+            heads=namespace.kv_heads or namespace.heads,
+            head_dim=namespace.head_dim,
+            dtype=namespace.dtype,
+        )
+    )
+    attend = namespace.attention_layers or namespace.layers
+    if attend > namespace.layers:
+        want = f"at most --layers {namespace.layers}"
+        raise UserInputError(mismatch("--attention-layers", got=attend, want=want))
+    spec = SequenceCacheSpec(num_layers=namespace.layers, attention_layers=attend, row_format=rows)
+    return LanguageModel(spec=spec)
+
+
+def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
+    height, width = namespace.height or model.height, namespace.width or model.width
+    choice = CacheChoice.named(namespace.kv_cache or "ring")
+    block = namespace.block or model.frames_per_block
+    window = namespace.window or model.window_frames
+    sink = model.sink_frames if namespace.sink is None else namespace.sink
+    if window < block or sink < 0:
+        want = f"a window of at least the chunk's {block}, and no negative sink"
+        raise UserInputError(mismatch("--window and --sink", got=(window, sink), want=want))
+    spec = KVCacheSpec(
+        num_layers=model.size.num_layers,
+        num_heads=model.size.num_attention_heads,
+        head_dim=model.size.attention_head_dim,
+        frame_tokens=frame_tokens(height, width),
+        sink_frames=sink,
+        window_frames=window,
+        batch=namespace.batch,
+        dtype=namespace.dtype,
+        block_frames=block,
+        kind=choice.kind,
+        codec=choice.codec,
+    )
+    others = 0 if namespace.plan in _WITHOUT_DECODER else model.other_weights
+    return VideoDemand(
+        size=model.size,
+        spec=spec,
+        tp=namespace.tp,
+        text_len=model.text_len,
+        other_weights_bytes=others * namespace.dtype.num_bytes,
+    )
+
+
+def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingDemand:
+    spec = replace(model.spec, row_format=_stored(model.spec.row_format, namespace.kv_cache))
+    if namespace.mamba2 is not None:
+        spec = replace(spec, state_format=replace(namespace.mamba2, dtype=namespace.dtype))
+    is_paged = namespace.kv_cache == "paged"
+    if namespace.block_size and not is_paged:
+        raise UserInputError("--block-size belongs to --kv-cache paged; leave one of them out")
+    domain = CacheDomain(
+        name="model",
+        spec=spec,
+        batch=namespace.batch,
+        max_tokens=namespace.length or DEFAULT_LENGTH,
+    )
+    return ServingDemand(
+        domain=domain,
+        num_domains=namespace.models or 1,
+        tp=namespace.tp,
+        weights_bytes=namespace.weights_bytes or model.weights_bytes,
+        block_size=(namespace.block_size or DEFAULT_BLOCK_SIZE) if is_paged else 1,
+    )
+
+
+def _stored(rows: RowFormat, kind: str | None) -> RowFormat:
+    """The rows as `--kv-cache KIND[:CODEC]` stores them."""
+    name, _, codec = (kind or "contiguous").partition(":")
+    is_latent = not any(plane.head_sharded for plane in rows.planes)
+    if name == "latent" and not is_latent:
+        raise UserInputError(
+            "--kv-cache latent: this model caches full keys and values; give --latent-rank and "
+            "--rope-dim, or a model with MLA"
+        )
+    if name not in ("contiguous", "paged", "latent", "quantized"):
+        want = "contiguous, paged, quantized[:CODEC] or latent for a language model"
+        raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
+    if name != "quantized" and not codec:
+        return rows
+    if name != "quantized" or (codec and codec not in list(CodecKind)):
+        want = f"quantized:CODEC with a codec of {', '.join(CodecKind)}"
+        raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
+    return replace(rows, codec=CodecKind(codec or CodecKind.INT8))
+
+
+def _available(namespace: argparse.Namespace) -> int | None:
+    if namespace.gpu and namespace.gpu_bytes:
+        raise UserInputError("got --gpu and --gpu-gib; give one of them")
+    if namespace.gpu:
+        return gpu_named(namespace.gpu).num_bytes
+    size: int | None = namespace.gpu_bytes
+    return size
+
+
+def _flags(names: Sequence[str]) -> str:
+    typed = [name.replace("weights_bytes", "weights_gib") for name in names]
+    return ", ".join("--" + name.replace("_", "-") for name in typed)

@@ -1,0 +1,205 @@
+"""The command reproduces known figures, plans what is then allocated, and names what to change."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from scope_contracts.cache_spec import CacheChoice
+from scope_contracts.memory_demand import VideoDemand
+from scope_contracts.tensor_spec import DType
+from scope_rt.collectives import SoloCollectives
+from scope_rt.kv_cache.video import open_frame_cache
+from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_runners.main import main
+from scope_runners.memory_arguments import add_plan_memory_arguments
+from scope_runners.memory_request import MemoryRequest
+from scope_runners.request import CommandParser
+
+CPU = torch.device("cpu")
+
+
+def planned(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
+    """Bytes by line, and the figures beside them."""
+    main(["plan-memory", "--json", *arguments.split()])
+    printed = json.loads(capsys.readouterr().out)
+    return {line["name"]: line["bytes"] for line in printed["lines"]} | {
+        name: printed[name] for name in ("total_bytes", "bytes_per_token", "bytes_per_sequence")
+    }
+
+
+@pytest.mark.parametrize(
+    ("preset", "token", "sequence", "batch", "eight"),
+    [
+        ("mla-52", 14_976, 122_683_392, 981_467_136, 7_851_737_088),
+        ("mha-52", 159_744, 1_308_622_848, 10_468_982_784, 83_751_862_272),
+    ],
+)
+def test_the_specialists_figures(
+    preset: str,
+    token: int,
+    sequence: int,
+    batch: int,
+    eight: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = planned(f"--model {preset} --batch 8", capsys)
+    assert (one["bytes_per_token"], one["bytes_per_sequence"]) == (token, sequence)
+    assert one["cache"] == batch
+    assert planned(f"--model {preset} --batch 8 --models 8", capsys)["cache"] == eight
+
+
+def test_sizes_typed_give_what_the_preset_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    latent = "--layers 52 --attention-layers 13 --latent-rank 512 --rope-dim 64 --batch 8"
+    assert planned(latent, capsys) == planned("--model mla-52 --batch 8", capsys)
+    full = "--layers 52 --attention-layers 13 --heads 24 --head-dim 128 --kv-cache contiguous"
+    assert planned(full, capsys) == planned("--model mha-52", capsys)
+    video = "--layers 40 --heads 40 --head-dim 128 --ffn-dim 13824 --window 6"
+    assert planned(video, capsys) == planned("--model krea-14b", capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cache_gb"),
+    [
+        ("--model krea-14b", 7.7),
+        ("--model wan-14b", 26.8),
+        ("--model wan-14b --tp 2", 13.4),
+        ("--model wan-14b --kv-cache paged", 26.8),
+        ("--model wan-14b --kv-cache quantized:int8", 13.6),
+        ("--model wan-14b --kv-cache quantized:int4", 10.1),
+    ],
+)
+def test_a_video_caches_figures(
+    arguments: str, cache_gb: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert round(planned(arguments, capsys)["cache"] / 1e9, 1) == cache_gb
+
+
+@pytest.mark.parametrize("kind", ["ring", "quantized:int8", "h2o", "paged", "hierarchical"])
+def test_what_is_planned_for_the_embedded_model_is_what_is_allocated(kind: str) -> None:
+    parser = CommandParser()
+    add_plan_memory_arguments(parser)
+    typed = ["--model", EMBEDDED, "--dtype", "float32", "--kv-cache", kind]
+    demand = MemoryRequest.typed(parser.parse_args(typed)).demand
+    assert isinstance(demand, VideoDemand)
+    choice = CacheChoice.named(kind)
+    assert (demand.spec.kind, demand.spec.codec) == (choice.kind, choice.codec)
+    plan, cache = demand.plan(), open_frame_cache(demand.spec, device=CPU)
+    assert plan.bytes_of("cache") == cache.num_bytes
+    folder = ModelFolder.open(EMBEDDED)
+    model = folder.transformer(SoloCollectives(), dtype=torch.float32, device=CPU)
+    assert plan.bytes_of("weights") == sum(p.nbytes for p in model.parameters())
+    text = model.text_kv(folder.text_encoder()(["a red circle"])[:, None])
+    assert plan.bytes_of("text keys and values") == sum(t.k.nbytes + t.v.nbytes for t in text)
+
+
+def test_a_generator_rank_of_a_pipeline_holds_no_decoder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "other weights" in planned("--model krea-14b --plan tp_v0", capsys)
+    assert "other weights" not in planned("--model krea-14b --plan pp1", capsys)
+
+
+@pytest.mark.parametrize(
+    ("config", "token"),
+    [
+        ({"num_key_value_heads": 2, "head_dim": 16}, 3 * 2 * 2 * 16 * 2),
+        ({"hidden_size": 64}, 3 * 2 * 4 * 16 * 2),
+        ({"kv_lora_rank": 16, "qk_rope_head_dim": 8}, 3 * 24 * 2),
+        ({"kv_lora_rank": 16, "qk_rope_head_dim": 8, "index_head_dim": 12}, 3 * 36 * 2),
+        (
+            {"head_dim": 16, "layer_types": ["linear_attention", "mamba", "full_attention"]},
+            2 * 4 * 16 * 2,
+        ),
+    ],
+    ids=["grouped", "plain", "latent", "indexed", "hybrid"],
+)
+def test_a_transformers_folder_is_read(
+    config: dict[str, object], token: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"num_hidden_layers": 3, "num_attention_heads": 4, **config}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
+    found = planned(f"--model {tmp_path} --length 100", capsys)
+    assert found["bytes_per_token"] == token
+    assert found["weights"] == 1000
+
+
+def test_states_of_layers_that_do_not_attend_are_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = "--model mla-52 --mamba2 48x128x128x8x4 --length"
+    sizes = {planned(f"{given} {n}", capsys)["recurrent states"] for n in (100, 10_000)}
+    assert sizes == {39 * 2 * ((48 * 128 + 2 * 8 * 128) * 3 + 48 * 128 * 128)}
+
+
+def test_the_table_says_whether_it_fits_and_what_to_change(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan-memory", "--model", "wan-14b", "--gpu", "h200"]) == 0
+    assert "fits 150.75 GB" in capsys.readouterr().out
+    assert main(["plan-memory", "--model", "wan-14b", "--gpu-gib", "56"]) == 1
+    shown = capsys.readouterr().out
+    assert "does not fit 60.13 GB: " in shown
+    assert "fits with any one of: --tp 2; --kv-cache quantized:int8; --window " in shown
+    assert main(["plan-memory", "--model", "mla-52", "--gpu-gib", "0.5"]) == 1
+    assert "no change of tp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--model no/such", "is no preset (krea-14b"),
+        ("--model krea-14b --tp 3", "tp: got 3, want a divisor of 40 heads"),
+        ("--model krea-14b --length 5", "--length belong to language models"),
+        ("--model mla-52 --window 5", "--window belong to video models"),
+        ("--model mla-52 --kv-cache quantized:int8", "keep latent caches at codec identity"),
+        ("--model mha-52 --kv-cache latent", "caches full keys and values"),
+        ("--model mha-52 --kv-cache ring", "want contiguous, paged"),
+        ("--model mha-52 --kv-cache quantized:int3", "a codec of identity, int8"),
+        ("--model mha-52 --block-size 16", "--block-size belongs to --kv-cache paged"),
+        ("--model krea-14b --kv-cache bogus", "want one of ring"),
+        ("--model krea-14b --height 100", "multiples of 16"),
+        ("--model krea-14b --window 2", "at least the chunk's 3"),
+        ("--model krea-14b --sink -1", "no negative sink"),
+        ("--gpu h300", "or give --gpu-gib"),
+        ("--gpu h100 --gpu-gib 80", "give one of them"),
+        ("--gpu-gib none", "is not a positive number of GiB"),
+        ("--layers 4", "sizes lack --heads, --head-dim"),
+        ("--layers 4 --latent-rank 8", "sizes lack --rope-dim"),
+        ("--layers 4 --heads 2 --head-dim 8 --attention-layers 5", "at most --layers 4"),
+        ("--model mla-52 --layers 4", "give a model or its sizes"),
+        ("--model mla-52 --mamba2 4x5", "five sizes"),
+        ("--model mla-52 --mamba2 4x5x6x2x1", "at least 2"),
+        ("--dtype int8", "is not one of float64"),
+        ("--plan tp9", "is not one of single"),
+        ("--batch 0", "--batch"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan-memory", *arguments.split()]) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+
+
+def test_a_folder_that_is_no_language_models_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for content in ("{}", "[]", "no json", '{"num_hidden_layers": 3, "num_attention_heads": 4}'):
+        (tmp_path / "config.json").write_text(content)
+        assert main(["plan-memory", "--model", str(tmp_path)]) == 2
+        assert "is not a language model's" in capsys.readouterr().err
+
+
+def test_a_dtype_is_that_of_rows_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for preset in ("mla-52", "krea-14b"):
+        half, single = (
+            planned(f"--model {preset} --dtype {dtype}", capsys)["cache"]
+            for dtype in (DType.BFLOAT16, DType.FLOAT32)
+        )
+        assert single == 2 * half
