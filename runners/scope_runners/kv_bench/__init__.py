@@ -1,0 +1,1 @@
+"""`scope-rt kv-bench` measures every KV-cache system by one yardstick."""

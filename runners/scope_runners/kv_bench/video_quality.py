@@ -1,0 +1,297 @@
+"""Every kind of cache streams the embedded model side by side, and is compared with the ring.
+
+Twice, with the same noise for all kinds:
+
+* with a given past: later chunks are told a true clip of the model's world, the same for all
+  kinds, so a difference cannot grow. Motion there has one future, so even the ring has a finite
+  distance to the truth, and what a cache costs is the difference of two such distances;
+* with its own past: what a viewer would see. There any rounding grows into another stream, which
+  may be as good; only whether named things are seen is comparable.
+
+Chunks of all kinds are made in turn, so a busy machine slows all of them down alike.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from einops import rearrange
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scope_contracts.errors import UnsupportedError
+from scope_rt.attention.backend import backend_named, default_backend
+from scope_rt.collectives import SoloCollectives
+from scope_rt.config import RuntimeConfig
+from scope_rt.control.chunk import Chunk
+from scope_rt.kv_cache.video import open_frame_cache
+from scope_rt.models.generator import BlockCausalSelfAttention
+from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_rt.models.rope import rotations
+from scope_rt.session import StreamSession
+from scope_rt.text.words import SceneSpec
+from scope_runners.kv_bench.result import Effort, Part, Quality, SystemResult
+from scope_runners.tiny.prompts import describe
+from scope_runners.tiny.verdicts import judge
+from scope_runners.tiny.world import CHUNK_FRAMES, sample_clips
+
+RING = "ring"
+CACHES = (
+    RING,
+    "paged",
+    "quantized:int8",
+    "quantized:fp8",
+    "quantized:int4",
+    "h2o",
+    "h2o:int8",
+    "hierarchical",
+)
+WARM_UP_CHUNKS = 3
+"""The window is full then; what comes before is not compared."""
+_CPU = torch.device("cpu")
+_TRUTH_SEED = 2**21
+"""Clips that neither training nor evaluation draws."""
+Frames = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """How much is streamed."""
+
+    num_clips: int
+    num_chunks: int
+    num_viewed_chunks: int
+    """With a stream's own past."""
+
+
+LENGTHS: Mapping[Effort, Length] = {
+    Effort.QUICK: Length(num_clips=1, num_chunks=6, num_viewed_chunks=6),
+    Effort.FULL: Length(num_clips=4, num_chunks=16, num_viewed_chunks=80),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """A true video of one scene, whose prompt never changes."""
+
+    scene: SceneSpec
+    frames: Frames
+    """uint8 `[T, H, W, 3]`."""
+    latents: tuple[Tensor, ...]
+    """By chunk, `[1, F, C, H/8, W/8]`."""
+
+
+@dataclass(slots=True)
+class ToldPast:
+    """What later chunks are told, by chunk index; a chunk of which nothing is told is its own."""
+
+    latents: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
+        return self.latents.get(chunk_index, latents_BFCHW)
+
+
+class Streams:
+    """One session for every kind of cache, all of one seed, that stream the same scenes."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.sessions: dict[str, StreamSession] = {}
+        self.refusals: dict[str, str] = {}
+        """Kinds that cannot run here, and why."""
+        self._past = ToldPast()
+        self._num_made = 0
+        for name in names:
+            try:
+                self.sessions[name] = StreamSession(
+                    EMBEDDED, seed=1, kv_cache=name, past=self._past, config=RuntimeConfig()
+                )
+            except UnsupportedError as error:
+                self.refusals[name] = str(error)
+
+    def run(
+        self, scene: SceneSpec, num_chunks: int, *, told: Sequence[Tensor] = ()
+    ) -> dict[str, list[Chunk]]:
+        """A scene in every kind of cache, chunk by chunk in turn.
+
+        `told` is the past of all of them, by chunk; where it is empty each has its own.
+        """
+        self._past.latents = {self._num_made + index: x for index, x in enumerate(told)}
+        streams = {
+            name: session.stream(describe(scene), num_chunks=num_chunks)
+            for name, session in self.sessions.items()
+        }
+        made: dict[str, list[Chunk]] = {name: [] for name in streams}
+        for _ in range(num_chunks):
+            for name, stream in streams.items():
+                made[name].append(next(stream))
+        self._num_made += num_chunks
+        return made
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streamed:
+    """What one kind of cache made of one clip's scene."""
+
+    given_past: list[Chunk]
+    own_past: list[Chunk]
+
+
+def measure(effort: Effort) -> Part:
+    """Stream a few scenes in every kind of cache that can run here."""
+    length, streams = LENGTHS[effort], Streams(CACHES)
+    clips = [true_clip(length.num_chunks, seed=_TRUTH_SEED + n) for n in range(length.num_clips)]
+    by_name: dict[str, list[Streamed]] = {name: [] for name in streams.sessions}
+    recompute, anew_ms = Recompute(streams.sessions[RING]), list[float]()
+    for clip in clips:
+        given = streams.run(clip.scene, length.num_chunks, told=clip.latents)
+        own = streams.run(clip.scene, length.num_viewed_chunks)
+        for name, made in by_name.items():
+            made.append(Streamed(given_past=given[name], own_past=own[name]))
+        anew_ms += [recompute.chunk_ms() for _ in range(length.num_chunks)]
+    systems = [
+        _system(name, by_name, clips, streams.sessions[name], statistics.median(anew_ms))
+        for name in by_name
+    ]
+    systems += [SystemResult(name=name, cannot_run=why) for name, why in streams.refusals.items()]
+    streams.close()
+    return Part(
+        title="Video stream of the embedded model",
+        systems=tuple(systems),
+        notes=(
+            f"{length.num_clips} scenes; {length.num_chunks} chunks with the given true past, "
+            f"{length.num_viewed_chunks} with their own; all but hierarchical hold as many frames",
+        ),
+    )
+
+
+class Recompute:
+    """A stream without a cache: all that a chunk sees is computed anew at every step."""
+
+    def __init__(self, session: StreamSession) -> None:
+        folder, spec = ModelFolder.open(EMBEDDED), session.cache_spec
+        self._model = folder.transformer(SoloCollectives(), dtype=torch.float32, device=_CPU)
+        cache = open_frame_cache(spec, device=_CPU)
+        self._attend = BlockCausalSelfAttention(
+            cache=cache,
+            window=cache.window(start_frame=0, num_frames=spec.capacity_frames),
+            backend=backend_named(default_backend(_CPU, torch.float32)),
+            block_tokens=spec.block_frames * spec.frame_tokens,
+        )
+        self._steps = folder.recipe.timesteps
+        side = math.isqrt(spec.frame_tokens)
+        self._rope = rotations(
+            range(spec.capacity_frames),
+            grid=(side, side),
+            head_dim=spec.head_dim,
+            dtype=torch.complex64,
+        )
+        channels = folder.config.in_channels
+        self._latents = torch.randn(1, spec.capacity_frames, channels, 2 * side, 2 * side)
+        text = torch.randn(1, 1, folder.text_encoder().text_len, folder.config.text_dim)
+        with torch.inference_mode():
+            self._text = self._model.text_kv(text)
+            self._modulation = self._model.modulation(torch.full((1, 1), self._steps[0]))
+
+    @torch.inference_mode()
+    def chunk_ms(self) -> float:
+        """Time of the model's calls for one chunk."""
+        start_ns = time.perf_counter_ns()
+        for _ in self._steps:
+            self._model(
+                self._latents,
+                modulation=self._modulation,
+                rope=self._rope,
+                text=self._text,
+                attend=self._attend,
+            )
+        return (time.perf_counter_ns() - start_ns) / 1e6
+
+
+def true_clip(num_chunks: int, *, seed: int) -> Clip:
+    """A clip of the model's world, encoded by its codec."""
+    generator = torch.Generator().manual_seed(seed)
+    clips = sample_clips(1, num_chunks * CHUNK_FRAMES, generator, change_probability=0.0)
+    video = ((clips.video_BTCHW + 1) * 127.5).round().to(torch.uint8)
+    frames_BTHWC = rearrange(video, "b t c h w -> b t h w c")
+    folder = ModelFolder.open(EMBEDDED)
+    latents = folder.codec().streaming_encoder().encode(frames_BTHWC)
+    return Clip(
+        scene=clips.scenes[0][0],
+        frames=frames_BTHWC[0].numpy(),
+        latents=latents.split(folder.recipe.frames_per_block, dim=1),
+    )
+
+
+def _system(
+    name: str,
+    by_name: Mapping[str, list[Streamed]],
+    clips: Sequence[Clip],
+    session: StreamSession,
+    anew_ms: float,
+) -> SystemResult:
+    mine, ring = by_name[name], by_name[RING]
+    to_ring = _psnr_db(
+        (a.frames, b.frames)
+        for made, reference in zip(mine, ring, strict=True)
+        for a, b in _compared(made.given_past, reference.given_past)
+    )
+    to_truth, ring_to_truth = _truth_db(mine, clips), _truth_db(ring, clips)
+    seen = [
+        judge(chunk.frames, clip.scene).all_colours
+        for made, clip in zip(mine, clips, strict=True)
+        for chunk in made.own_past
+    ]
+    equal = [Quality(name="PSNR to ring", value=to_ring, unit="dB")] if to_ring < np.inf else []
+    return SystemResult(
+        name=name,
+        bytes_per_token=session.cache_spec.bytes_per_token,
+        peak_bytes=session.cache_bytes,
+        throughput_vs_recompute=anew_ms / ms_per_chunk(mine),
+        throughput_vs_contiguous=ms_per_chunk(ring) / ms_per_chunk(mine),
+        quality=(
+            *equal,
+            Quality(name="PSNR to truth", value=to_truth, unit="dB"),
+            Quality(name="all colours seen", value=100 * statistics.fmean(seen), unit="%"),
+        ),
+        notes=(
+            f"{ms_per_chunk(mine):.1f} ms a chunk; to the truth {to_truth:.3f} dB, "
+            f"{to_truth - ring_to_truth:+.3f} against the ring",
+            *(() if equal or name == RING else ("the ring's own bits",)),
+        ),
+    )
+
+
+def ms_per_chunk(made: Sequence[Streamed]) -> float:
+    """Median time of the generator alone, once the window is full."""
+    return statistics.median(
+        chunk.stage_ms["generate"]
+        for streamed in made
+        for chunk in streamed.own_past[WARM_UP_CHUNKS:]
+    )
+
+
+def _compared(mine: Sequence[Chunk], other: Sequence[Chunk]) -> Iterable[tuple[Chunk, Chunk]]:
+    return zip(mine[WARM_UP_CHUNKS:], other[WARM_UP_CHUNKS:], strict=True)
+
+
+def _truth_db(made: Sequence[Streamed], clips: Sequence[Clip]) -> float:
+    return _psnr_db(
+        (chunk.frames, clip.frames[index * CHUNK_FRAMES : (index + 1) * CHUNK_FRAMES])
+        for streamed, clip in zip(made, clips, strict=True)
+        for index, chunk in enumerate(streamed.given_past)
+        if index >= WARM_UP_CHUNKS
+    )
+
+
+def _psnr_db(pairs: Iterable[tuple[Frames, Frames]]) -> float:
+    """Peak signal-to-noise ratio over all pairs together; infinite for equal ones."""
+    error = statistics.fmean(np.square(a.astype(np.float64) - b).mean() for a, b in pairs)
+    return float(20 * np.log10(255) - 10 * np.log10(error)) if error else float(np.inf)

@@ -1,0 +1,1 @@
+"""A tiny language model that recalls facts, and what eviction makes it forget."""

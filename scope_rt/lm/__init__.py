@@ -1,0 +1,1 @@
+"""Language models on the caches: the one package that knows transformers (extra `lm`)."""

@@ -1,0 +1,247 @@
+"""Many requests to several models share one pool of blocks, and every one of them gets its answer.
+
+Requests start in the order in which they came: the oldest that waits starts first, nobody passes
+it, whatever its specialist. In every step each running request advances once, by one chunk of its
+prompt or by one token, so none waits for another's end. Where the pool is full, the newest running
+request gives its blocks back and waits again, before all that came later; what it had is computed
+anew, or found if its blocks were not taken. The oldest request is never preempted and fits the
+pool, or it was refused; so it ends, and by induction all do.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from scope_contracts.errors import CacheError, UserInputError, mismatch
+from scope_rt.kv_cache.block_key import SharingScope
+from scope_rt.kv_cache.paged import PagedCache
+from scope_rt.kv_cache.paged_store import PagedSequence, PagedStore
+from scope_rt.lm.requests import Completion, LoopCounters, Request, Specialist
+from scope_rt.lm.step import next_logits
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request on its way: `tokens` are its prompt and its answer so far."""
+
+    request: Request
+    scope: SharingScope
+    tokens: list[int]
+    sequence: PagedSequence
+    tokens_reused: int | None = None
+    preemptions: int = 0
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose rows are not cached; the last of them gives the next one."""
+        return len(self.tokens) - self.sequence.length
+
+    @property
+    def is_done(self) -> bool:
+        answer = self.tokens[len(self.request.prompt) :]
+        full = len(answer) == self.request.max_new_tokens
+        return full or (bool(answer) and answer[-1] in self.request.stop_tokens)
+
+
+class DecodeLoop:
+    """Continuous batching (Yu et al., 2022) over the blocks of `store`.
+
+    Args:
+        max_running: requests that hold blocks at once, over all specialists.
+        max_waiting: requests that may wait; one more is refused.
+        prefill_chunk: tokens of a prompt that one step computes at most.
+
+    Raises:
+        UserInputError: a size below 1, two specialists of one name, or one that writes other rows
+            than the store's.
+    """
+
+    def __init__(
+        self,
+        specialists: Iterable[Specialist],
+        store: PagedStore,
+        *,
+        max_running: int = 64,
+        max_waiting: int = 1024,
+        prefill_chunk: int = 512,
+    ) -> None:
+        sizes = {
+            "max_running": max_running,
+            "max_waiting": max_waiting,
+            "prefill_chunk": prefill_chunk,
+        }
+        for name, size in sizes.items():
+            if size < 1:
+                raise UserInputError(mismatch(name, got=size, want="at least 1"))
+        self.specialists: dict[str, Specialist] = {}
+        for specialist in specialists:
+            _check(specialist, store, self.specialists)
+            self.specialists[specialist.name] = specialist
+        self.store, self.counters = store, LoopCounters()
+        self.max_running, self.max_waiting = max_running, max_waiting
+        self.prefill_chunk = prefill_chunk
+        self._waiting: deque[_Job] = deque()
+        self._running: list[_Job] = []
+        """Oldest first; each is older than all that wait."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            UserInputError: it can never be answered: nothing asked, an unknown specialist or token,
+                or more tokens than the pool holds.
+            CacheError: too many wait already; nothing was changed.
+        """
+        specialist = self._fitting(request)
+        if len(self._waiting) >= self.max_waiting:
+            raise CacheError(
+                f"{request.name}: {self.max_waiting} requests wait already; submit it again after "
+                "a step, or raise max_waiting"
+            )
+        scope = SharingScope(
+            domain=specialist.name, lora_revision=specialist.lora_revision, salt=request.salt
+        )
+        self._waiting.append(_Job(request, scope, list(request.prompt), self.store.start()))
+
+    @property
+    def num_unanswered(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    def run(self) -> list[Completion]:
+        """Step until every request is answered; answers come in order of their ends."""
+        answers: list[Completion] = []
+        while self.num_unanswered:
+            answers += self.step()
+        return answers
+
+    def step(self) -> list[Completion]:
+        """Advance every running request once. Returns those that this ended."""
+        self._admit()
+        ended: list[_Job] = []
+        for specialist in self.specialists.values():
+            own = [job for job in self._running if job.request.specialist == specialist.name]
+            prefills = [job for job in own if job.pending > 1]
+            decodes = [job for job in own if job.pending == 1]
+            for job in prefills:
+                ended += self._forward(specialist, [job])
+            ended += self._forward(specialist, decodes)
+        return [_completion(job) for job in ended]
+
+    def _fitting(self, request: Request) -> Specialist:
+        """Who answers `request`; raises `UserInputError` where nobody ever can."""
+        specialist, pool = self.specialists.get(request.specialist), self.store.pool
+        if specialist is None:
+            have = ", ".join(self.specialists)
+            raise UserInputError(mismatch("specialist", got=request.specialist, want=have))
+        if not request.prompt or request.max_new_tokens < 1:
+            got = f"{len(request.prompt)} prompt and {request.max_new_tokens} new tokens"
+            raise UserInputError(mismatch(request.name, got=got, want="at least 1 of each"))
+        if not 0 <= min(request.prompt) <= max(request.prompt) < specialist.vocab_size:
+            got = f"tokens from {min(request.prompt)} to {max(request.prompt)}"
+            want = f"0 to {specialist.vocab_size - 1}"
+            raise UserInputError(mismatch(request.name, got=got, want=want))
+        most = len(request.prompt) + request.max_new_tokens - 1  # the last one is never fed back
+        need = self.store.most_blocks(most, at_once=self.prefill_chunk)
+        if need > pool.num_blocks:
+            raise UserInputError(
+                f"{request.name} needs {need} blocks for {most} tokens and the pool has "
+                f"{pool.num_blocks}; shorten it, or raise the cache's byte budget"
+            )
+        return specialist
+
+    def _admit(self) -> None:
+        """Start requests, oldest first, while all their tokens find room beside the others'."""
+        while self._waiting and len(self._running) < self.max_running:
+            job, pool = self._waiting[0], self.store.pool
+            keys = self.store.keys(job.tokens, job.scope)
+            match = self.store.prefixes.match(keys, len(job.tokens))
+            need = self._most_blocks(job) - len(match.blocks)
+            promised = sum(
+                max(0, self._most_blocks(other) - len(other.sequence.blocks))
+                for other in self._running
+            )
+            if need + promised > pool.num_free - pool.num_idle(match.blocks):
+                return
+            job.sequence = self.store.start(match, keys)
+            self.counters.tokens_reused += job.sequence.length
+            if job.tokens_reused is None:
+                job.tokens_reused = job.sequence.length
+            self._running.append(self._waiting.popleft())
+
+    def _most_blocks(self, job: _Job) -> int:
+        return self.store.most_blocks(len(job.tokens), at_once=self.prefill_chunk)
+
+    def _forward(self, specialist: Specialist, jobs: Sequence[_Job]) -> list[_Job]:
+        """Compute the next chunk, or the next token, of each of `jobs` that keeps its blocks.
+
+        Returns those that this ended; their blocks are free.
+        """
+        jobs = self._with_room([job for job in jobs if job in self._running])
+        if not jobs:
+            return []
+        feeds = [job.tokens[job.sequence.length :][: self.prefill_chunk] for job in jobs]
+        self._count(jobs, feeds)
+        cache = PagedCache(self.store, [job.sequence for job in jobs])
+        logits = next_logits(specialist.model, specialist.rows, cache, feeds)
+        for job, token in zip(jobs, logits.argmax(-1).tolist(), strict=True):
+            cached, known = job.tokens[: job.sequence.length], job.sequence.keys
+            self.store.publish(job.sequence, self.store.keys(cached, job.scope, known))
+            if not job.pending:
+                job.tokens.append(token)
+        ended = [job for job in jobs if job.is_done]
+        for job in ended:
+            self._running.remove(job)
+            self.store.end(job.sequence)
+        return ended
+
+    def _count(self, jobs: Sequence[_Job], feeds: Sequence[Sequence[int]]) -> None:
+        num_tokens = sum(map(len, feeds))
+        self.counters.forwards += 1
+        if jobs[0].pending > 1:
+            self.counters.tokens_prefilled += num_tokens
+        else:
+            self.counters.tokens_decoded += num_tokens
+
+    def _with_room(self, jobs: list[_Job]) -> list[_Job]:
+        """Those of `jobs` that are left once the newest requests made room for them."""
+        while jobs:
+            growths = [
+                self.store.plan_growth(job.sequence, min(job.pending, self.prefill_chunk))
+                for job in jobs
+            ]
+            if self.store.fits(growths):
+                break
+            victim = self._running.pop()
+            self.store.end(victim.sequence)
+            victim.preemptions += 1
+            self.counters.preemptions += 1
+            self._waiting.appendleft(victim)
+            jobs = [job for job in jobs if job is not victim]
+        return jobs
+
+
+def _check(specialist: Specialist, store: PagedStore, others: dict[str, Specialist]) -> None:
+    """Refuse a specialist that cannot live in `store` beside `others`."""
+    if specialist.name in others:
+        raise UserInputError(f"two specialists are called {specialist.name}; rename one")
+    rows = specialist.rows
+    windows = tuple(
+        next(group.window for group in store.groups if slot in group.slots)
+        for slot in range(store.layers.num_slots)
+    )
+    own = (rows.row_format, rows.layers, rows.windows)
+    if own != (store.rows.format, store.layers, windows):
+        raise UserInputError(
+            f"{specialist.name} writes {rows.row_format} in {rows.layers.num_layers} layers and "
+            f"the pool holds {store.rows.format} in {store.layers.num_layers}; give specialists of "
+            "another shape a pool of their own"
+        )
+
+
+def _completion(job: _Job) -> Completion:
+    return Completion(
+        request=job.request,
+        tokens=tuple(job.tokens[len(job.request.prompt) :]),
+        tokens_reused=job.tokens_reused or 0,
+        preemptions=job.preemptions,
+    )

@@ -1,0 +1,55 @@
+"""What is asked of the decode loop, and what it answers, are values."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from scope_rt.lm.model_rows import ModelRows, model_rows
+
+
+class Specialist:
+    """One model behind the loop. Its name and LoRA revision are its cache domain."""
+
+    def __init__(self, name: str, model: Any, *, lora_revision: str = "") -> None:
+        self.name, self.model, self.lora_revision = name, model, lora_revision
+        self.rows: ModelRows = model_rows(model)
+        self.vocab_size: int = model.config.vocab_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Continue `prompt` greedily by up to `max_new_tokens` tokens."""
+
+    name: str
+    specialist: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    salt: str = ""
+    """Requests share a prefix only with those of the same salt."""
+    stop_tokens: frozenset[int] = frozenset()
+    """Any of these ends the answer, and is part of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """The answer to one request."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    """The new ones."""
+    tokens_reused: int
+    """Prompt tokens that were found computed, at the first start."""
+    preemptions: int
+    """How often it had to give its blocks to an older request and start again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LoopCounters:
+    """What a loop did since it was made: exact, and never switched off."""
+
+    tokens_prefilled: int = 0
+    """Tokens that were computed before a new one could be: of prompts, and again of answers."""
+    tokens_reused: int = 0
+    """Tokens that were found computed instead."""
+    tokens_decoded: int = 0
+    forwards: int = 0
+    preemptions: int = 0
