@@ -34,7 +34,7 @@ def guarded(command: Callable[[], int], *, speaker: str = "scope-rt") -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
-        print(f"{speaker}: interrupted; nothing was written", file=sys.stderr)
+        print(f"{speaker}: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -53,11 +53,15 @@ def _dispatch(argv: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asked = next((word for word in argv if word in COMMANDS), None)
     run: Callable[[argparse.Namespace, Sequence[str]], int] | None = None
+    reader: argparse.ArgumentParser = parser
     for name, command in COMMANDS.items():
         own = commands.add_parser(name, help=command.help)
         if name == asked:
             run = command.open(own)
-    parsed = parser.parse_args(argv)
+            reader = own
+    parsed, unknown = parser.parse_known_args(argv)
+    if unknown:
+        reader.error(f"unrecognized arguments: {' '.join(unknown)}")
     assert run is not None, "the parser refuses a command that is none of ours"
     return run(parsed, argv[1:])
 

@@ -30,13 +30,13 @@ def creating_beside(path: Path, *, suffixes: Collection[str]) -> Iterator[None]:
     Raises `UserInputError` where `path` could not become a file with one of the `suffixes`, or the
     block could not create its file.
     """
+    if path.is_dir():
+        raise UserInputError(f"output {path}: got a folder, want a file; choose another name")
     if path.suffix.lower() not in suffixes:
         raise UserInputError(
             f"output {path}: got suffix {path.suffix!r}, want one of {', '.join(suffixes)}; "
             "rename the output"
         )
-    if path.is_dir():
-        raise UserInputError(f"output {path}: got a folder, want a file; choose another name")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield

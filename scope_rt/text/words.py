@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -109,7 +110,7 @@ def parse(text: str) -> SceneSpec:
         elif word in tuple(Background):
             backgrounds.add(Background(word))
         elif word not in _FILLERS:
-            raise UserInputError(f"prompt: unknown word {token!r}; {_known_words()}")
+            raise UserInputError(f"prompt: unknown word {token!r}{_guess(word)}; {_known_words()}")
     for kind, named in (("speed", speeds), ("background", backgrounds)):
         if len(named) > 1:
             raise UserInputError(f"prompt: more than one {kind} ({_join(named)}); name one")
@@ -150,6 +151,11 @@ def _pair(things: Sequence[Colour | Shape]) -> tuple[SceneObject, ...]:
 
 def _join(words: Sequence[str] | set[Speed] | set[Background] | type[StrEnum]) -> str:
     return ", ".join(sorted(str(word) for word in words))
+
+
+def _guess(word: str) -> str:
+    close = get_close_matches(word, WORDS[1:], n=1)
+    return f" (is it {str(close[0])!r}?)" if close else ""
 
 
 def _known_words() -> str:
