@@ -26,7 +26,7 @@ from scope_rt.mesh.sockets import bound_reads, open_sockets, shut_down
 
 POLL_S = 0.02
 _GRACE_S = 1.0
-_STORE_TIMEOUT = timedelta(seconds=10)
+_STORE_TIMEOUT_S = 10.0
 
 
 _RUN = "scope/run"
@@ -51,7 +51,7 @@ class MeetingPoint:
             LinkError: the port is taken.
         """
         try:
-            return self._store(is_master=True)
+            return self._store(is_master=True, timeout_s=_STORE_TIMEOUT_S)
         except dist.DistNetworkError as error:
             raise LinkError(
                 f"meeting the other ranks: MASTER_PORT {self.port} is taken; choose another"
@@ -68,7 +68,10 @@ class MeetingPoint:
             try:
                 # The store's own attempts cannot be interrupted, and are logged at length.
                 socket.create_connection((self.host, self.port), timeout=1.0).close()
-                return self._store(is_master=False)
+                left_s = min(_STORE_TIMEOUT_S, max(_GRACE_S, deadline_s - time.monotonic()))
+                store = self._store(is_master=False, timeout_s=left_s)
+                store.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
+                return store
             except (OSError, dist.DistNetworkError) as error:
                 if time.monotonic() > deadline_s:
                     raise LinkTimeoutError(
@@ -80,12 +83,12 @@ class MeetingPoint:
         if time.monotonic() > deadline_s:
             raise LinkTimeoutError(f"meeting the other ranks: {self} does not answer")
 
-    def _store(self, *, is_master: bool) -> TCPStore:
+    def _store(self, *, is_master: bool, timeout_s: float) -> TCPStore:
         return TCPStore(
             self.host,
             self.port,
             is_master=is_master,
-            timeout=_STORE_TIMEOUT,
+            timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
             multi_tenant=is_master,
         )
@@ -138,21 +141,24 @@ def meet(point: MeetingPoint, *, rank: int, world_size: int, timeout_s: float) -
 @contextmanager
 def _all_calls_end(timeout_s: float) -> Iterator[None]:
     """A store that was stopped takes a connection and answers never; no timeout of its own ends
-    that call. So its connections are ended, and later reads on them are bounded as well.
+    that call. So its connections are ended, as often as the client makes new ones, and later reads
+    on them are bounded as well.
     """
     others = open_sockets()
+    is_over = threading.Event()
 
     def end() -> None:
-        shut_down(open_sockets() - others)
+        left_s = timeout_s + _GRACE_S
+        while not is_over.wait(left_s):
+            shut_down(open_sockets() - others)
+            left_s = POLL_S
 
-    watchdog = threading.Timer(timeout_s + _GRACE_S, end)
-    watchdog.daemon = True
-    watchdog.start()
+    threading.Thread(target=end, name="meeting-deadline", daemon=True).start()
     try:
         yield
         bound_reads(open_sockets() - others, timeout_s=timeout_s + _GRACE_S)
     finally:
-        watchdog.cancel()
+        is_over.set()
 
 
 def _met(

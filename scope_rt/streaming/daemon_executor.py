@@ -1,7 +1,7 @@
 """A disk that never answers holds up no exit: the one thread here ends with its process."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, ParamSpec, TypeVar
@@ -34,6 +34,10 @@ class DaemonExecutor(Executor):
             for future in self._futures:
                 future.cancel()
         self._queue.put(None)
+
+    def settle(self, *, timeout_s: float) -> None:
+        """Give what is queued `timeout_s` to end."""
+        wait(self._futures, timeout=timeout_s)
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

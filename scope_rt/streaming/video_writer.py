@@ -7,6 +7,7 @@ import math
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from fractions import Fraction
@@ -92,11 +93,15 @@ class VideoWriter:
             """Frames in those chunks."""
             self._encoder = self._begin_segment(width * scale, height * scale, Fraction(fps))
             on_error.pop_all()
+        self._thread = DaemonExecutor("video-writer")
         # Also runs when the interpreter exits without close, suspend or abort.
         self._at_exit = weakref.finalize(
-            self, self._journal.release if keep_on_error else self._journal.remove
+            self,
+            _leave,
+            self._thread,
+            self._journal.release if keep_on_error else self._journal.remove,
+            timeout_s=stall_timeout_s,
         )
-        self._thread = DaemonExecutor("video-writer")
         self._open = True
 
     @property
@@ -253,6 +258,12 @@ class VideoWriter:
             self._journal.release()
         else:
             self._journal.remove()
+
+
+def _leave(thread: DaemonExecutor, let_go: Callable[[], None], *, timeout_s: float) -> None:
+    """Nobody ended this recording: write what is queued, if the disk will, and let go."""
+    thread.settle(timeout_s=timeout_s)
+    let_go()
 
 
 def check_recordable(

@@ -29,7 +29,7 @@ def test_wheel_adds_no_name_but_ours_and_carries_the_model(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == OURS
     assert {f"{name}/py.typed" for name in OURS} <= sizes.keys()
     weights = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
-    assert len(weights) == 3
+    assert len(weights) == 4
     assert sum(weights.values()) < 16e6
 
 

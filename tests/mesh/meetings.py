@@ -29,8 +29,10 @@ def store_elsewhere() -> Iterator[tuple[subprocess.Popen[str], MeetingPoint]]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
-        yield process, point_at(int(process.stdout.readline()))
-        process.kill()
+        try:
+            yield process, point_at(int(process.stdout.readline()))
+        finally:
+            process.kill()
 
 
 def meet_all(
