@@ -68,8 +68,8 @@ class StreamSession:
         height, width: pixels; the model's own size where not given.
         dtype: of weights, cache and latents.
         kv_cache_attention_bias: weight of past chunks, 0 < bias <= 1; a transition may leave it.
-        kv_cache: `ring`, `quantized`, `h2o`, `paged`, or one of them with a codec
-            (`quantized:int4`); `SCOPE_KV_CACHE`, or the ring, where not given.
+        kv_cache: `ring`, `quantized`, `h2o`, `paged` or `hierarchical`, all but `ring` also with a
+            codec (`quantized:int4`); `SCOPE_KV_CACHE`, or the ring, where not given.
         recompute: `r1`, `r0a` or `r0` for models that keep their cache by recompute.
         trace: where stages are recorded.
         checkpoint: a file that rank0 replaces after every chunk; delete it when its consumer has

@@ -24,7 +24,7 @@ class CacheKind(StrEnum):
     H2O = "h2o"
     """Sinks, recent frames, and those that were attended to most: as many as the ring holds."""
     PAGED = "paged"
-    """The ring's frames, each in a page that it takes from a pool when it comes."""
+    """The ring's frames, in pages of a pool that the stream has to itself."""
     HIERARCHICAL = "hierarchical"
     """Sinks and recent frames in full, older ones as summaries."""
 
@@ -66,11 +66,12 @@ def _unknown(text: str, want: str) -> UserInputError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheSpec:
-    """`[batch, sink + window, heads / tp, head_dim]` keys and values of frames in every layer.
+    """`[batch, capacity_tokens, heads / tp, head_dim]` keys and values in every layer.
 
     `sink_frames` and `window_frames` count latent frames of `frame_tokens` tokens each, the chunk
-    in flight included; `block_frames` is the length of a chunk. Raises `CacheError` when a size is
-    not positive (`sink_frames` may be 0), `UserInputError` when it does not suit the kind or codec.
+    in flight included (`capacity_tokens` counts gists too); `block_frames` is a chunk's. Raises
+    `CacheError` when a size is not positive (`sink_frames` may be 0), `UserInputError` when it does
+    not suit the kind or codec.
     """
 
     num_layers: int
@@ -100,6 +101,8 @@ class KVCacheSpec:
                 raise CacheError(mismatch(name, got=size, want="at least 1"))
         if self.sink_frames < 0:
             raise CacheError(mismatch("sink_frames", got=self.sink_frames, want="at least 0"))
+        if self.kind is CacheKind.QUANTIZED and self.codec is CodecKind.IDENTITY:
+            raise _unknown(f"{self.kind}:{self.codec}", f"{CacheKind.RING}, which keeps all bits")
         _ = self.row_format  # refuses what the codec cannot hold
         if self.kind is CacheKind.H2O and self.hitter_frames < 1:
             want = f"at least {self.block_frames + 2} of a chunk of {self.block_frames}"

@@ -22,12 +22,6 @@ class GistPlan:
         """Gists of all levels that are kept: the bound."""
         return self.group * self.num_levels
 
-    @property
-    def reach_frames(self) -> int:
-        """Frames behind the window that are remembered at least."""
-        widths = [self.group**level for level in range(self.num_levels)]
-        return sum(width * (self.group**2 - self.group + 1) for width in widths)
-
     def in_view(self, num_left: int) -> tuple[range, ...]:
         """Gists of every level that are seen when `num_left` frames have left the window.
 

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
+from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError, mismatch
 from scope_contracts.memory_plan import (
     RUNTIME_BYTES,
     CacheDomain,
+    Knob,
     MemoryLine,
     MemoryPlan,
-    smaller,
 )
 from scope_contracts.model_size import WanSize
 from scope_contracts.row_format import CodecKind
@@ -21,6 +22,8 @@ _FEWER_BITS = {
     CodecKind.FP8: (CodecKind.INT4,),
     CodecKind.INT4: (),
 }
+_LEAST_TOKENS = 256
+"""Nobody is told to serve shorter sequences."""
 _RUNTIME = MemoryLine(
     name="runtime",
     num_bytes=RUNTIME_BYTES,
@@ -40,6 +43,7 @@ class VideoDemand:
     spec: KVCacheSpec
     tp: int
     text_len: int
+    plan_id: PlanId
     other_weights_bytes: int = 0
     """Text encoder and autoencoder, where the rank holds them too."""
 
@@ -77,7 +81,7 @@ class VideoDemand:
             )
         return MemoryPlan(lines=(*lines, *self._working(), _RUNTIME))
 
-    def knobs(self) -> Iterable[Iterable[tuple[str, "VideoDemand"]]]:
+    def knobs(self) -> Iterable[Knob]:
         """TP degree, bits of the cache, window, batch."""
         return (self._more_ranks(), self._fewer_bits(), self._windows(), self._batches())
 
@@ -101,32 +105,46 @@ class VideoDemand:
                 is_estimate=True,
             )
 
-    def _more_ranks(self) -> Iterator[tuple[str, "VideoDemand"]]:
-        for tp in range(self.tp + 1, self.size.num_attention_heads + 1):
-            if self.size.num_attention_heads % tp == 0 and self.size.ffn_dim % tp == 0:
-                yield f"--tp {tp}", replace(self, tp=tp)
+    def _more_ranks(self) -> Knob:
+        heads, ffn_dim = self.size.num_attention_heads, self.size.ffn_dim
+        degrees = [n for n in range(self.tp + 1, heads + 1) if heads % n == 0 and ffn_dim % n == 0]
+        return Knob(
+            flag=f"--plan {PlanId.TP_V1_1} --tp" if self.plan_id is PlanId.SINGLE else "--tp",
+            settings=degrees,
+            turned=lambda tp: replace(
+                self,
+                tp=tp,
+                plan_id=PlanId.TP_V1_1 if self.plan_id is PlanId.SINGLE else self.plan_id,
+            ),
+        )
 
-    def _fewer_bits(self) -> Iterator[tuple[str, "VideoDemand"]]:
+    def _fewer_bits(self) -> Knob:
         kind = CacheKind.QUANTIZED if self.spec.kind is CacheKind.RING else self.spec.kind
+        changed = {}
         for codec in _FEWER_BITS[self.spec.codec]:
-            choice = CacheChoice(kind=kind, codec=codec)
             try:
                 spec = replace(self.spec, kind=kind, codec=codec)
             except UserInputError:
                 continue  # this kind, or this head_dim, does not take the codec
-            yield f"--kv-cache {choice}", replace(self, spec=spec)
+            changed[str(CacheChoice(kind=kind, codec=codec))] = replace(self, spec=spec)
+        return Knob(flag="--kv-cache", settings=list(changed), turned=changed.__getitem__)
 
-    def _windows(self) -> Iterator[tuple[str, "VideoDemand"]]:
+    def _windows(self) -> Knob:
+        changed = {}
         for frames in range(self.spec.window_frames - 1, self.spec.block_frames - 1, -1):
             try:
                 spec = replace(self.spec, window_frames=frames)
             except UserInputError:
-                return  # too short for heavy hitters
-            yield f"--window {frames}", replace(self, spec=spec)
+                break  # too short for heavy hitters
+            changed[frames] = replace(self, spec=spec)
+        return Knob(flag="--window", settings=list(changed), turned=changed.__getitem__)
 
-    def _batches(self) -> Iterator[tuple[str, "VideoDemand"]]:
-        for batch in range(self.spec.batch - 1, 0, -1):
-            yield f"--batch {batch}", replace(self, spec=replace(self.spec, batch=batch))
+    def _batches(self) -> Knob:
+        return Knob(
+            flag="--batch",
+            settings=range(self.spec.batch - 1, 0, -1),
+            turned=lambda batch: replace(self, spec=replace(self.spec, batch=batch)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,19 +159,20 @@ class ServingDemand:
     tp: int
     weights_bytes: int
     """Of one model, over all ranks; 0 where nobody said."""
-    block_size: int = 1
-    """Rows are taken in blocks of so many: 1 for a contiguous cache."""
+    block_size: int | None = None
+    """Rows are taken in blocks of so many, from a pool with a zero block; None: contiguous."""
 
     def __post_init__(self) -> None:
-        if self.num_domains < 1 or self.block_size < 1:
+        if self.num_domains < 1 or (self.block_size is not None and self.block_size < 1):
             got = (self.num_domains, self.block_size)
             raise UserInputError(mismatch("models and block size", got=got, want="at least 1"))
-        self.domain.spec.row_bytes(self.tp)
+        self.domain.spec.bytes_per_sequence(self.rows, self.tp)  # refuses what ranks cannot share
 
     @property
     def rows(self) -> int:
         """Rows of one sequence and layer, whole blocks."""
-        return -(-self.domain.max_tokens // self.block_size) * self.block_size
+        size = self.block_size or 1
+        return -(-self.domain.max_tokens // size) * size
 
     def plan(self) -> MemoryPlan:
         """Bytes of this rank."""
@@ -162,7 +181,12 @@ class ServingDemand:
         counted = {
             "cache": (self.rows * spec.row_bytes(self.tp), f"{self.rows:,} rows"),
             "index keys": (self.rows * spec.index_bytes(self.tp), f"{self.rows:,} keys"),
-            "recurrent states": (spec.state_bytes, "states of any length"),
+            "recurrent states": (spec.state_bytes(self.tp), "states of any length"),
+        }
+        zero_block = self.num_domains * (self.block_size or 0)
+        counted_once = {
+            "cache": zero_block * spec.row_bytes(self.tp),
+            "index keys": zero_block * spec.index_bytes(self.tp),
         }
         lines = [
             MemoryLine(
@@ -177,21 +201,27 @@ class ServingDemand:
         lines += [
             MemoryLine(
                 name=name,
-                num_bytes=sequences * num_bytes,
-                because=f"{where} x {what} = {num_bytes:,} B a sequence",
+                num_bytes=sequences * num_bytes + counted_once.get(name, 0),
+                because=f"{where} x {what} = {num_bytes:,} B a sequence"
+                + (", and a zero block a model" if counted_once.get(name) else ""),
             )
             for name, (num_bytes, what) in counted.items()
             if num_bytes
         ]
+        if spec.other_layers and spec.state_format is None:
+            because = f"not known: {spec.other_layers} layers do not attend; give --mamba2"
+            lines.append(
+                MemoryLine(name="recurrent states", num_bytes=0, because=because, is_estimate=True)
+            )
         return MemoryPlan(lines=(*lines, *self._working(), _RUNTIME))
 
-    def knobs(self) -> Iterable[Iterable[tuple[str, "ServingDemand"]]]:
+    def knobs(self) -> Iterable[Knob]:
         """TP degree, bits of the cache, length, batch."""
         return (self._more_ranks(), self._fewer_bits(), self._lengths(), self._batches())
 
     def _working(self) -> Iterator[MemoryLine]:
         row_format = self.domain.spec.row_format
-        if row_format.codec is CodecKind.IDENTITY and self.block_size == 1:
+        if row_format.codec is CodecKind.IDENTITY and self.block_size is None:
             return
         plain = replace(row_format, codec=CodecKind.IDENTITY).shard(self.tp).bytes_per_row
         yield MemoryLine(
@@ -201,34 +231,43 @@ class ServingDemand:
             is_estimate=True,
         )
 
-    def _more_ranks(self) -> Iterator[tuple[str, "ServingDemand"]]:
+    def _more_ranks(self) -> Knob:
         """Degrees up to 64 by powers of two; latents stay whole, weights are shared."""
+        changed = {}
         for tp in (2, 4, 8, 16, 32, 64):
             try:
-                changed = replace(self, tp=tp)
+                demand = replace(self, tp=tp)
             except UserInputError:
                 continue  # the heads do not divide
-            if tp > self.tp and changed.plan().num_bytes < self.plan().num_bytes:
-                yield f"--tp {tp}", changed
+            if tp > self.tp and demand.plan().num_bytes < self.plan().num_bytes:
+                changed[tp] = demand
+        return Knob(flag="--tp", settings=list(changed), turned=changed.__getitem__)
 
-    def _fewer_bits(self) -> Iterator[tuple[str, "ServingDemand"]]:
+    def _fewer_bits(self) -> Knob:
+        kind = "quantized" if self.block_size is None else "paged"
+        changed = {}
         for codec in _FEWER_BITS[self.domain.spec.row_format.codec]:
             try:
                 row_format = replace(self.domain.spec.row_format, codec=codec)
             except UserInputError:
                 continue  # a latent is not quantized
-            changed = replace(self.domain.spec, row_format=row_format)
-            domain = replace(self.domain, spec=changed)
-            yield f"--kv-cache quantized:{codec}", replace(self, domain=domain)
+            spec = replace(self.domain.spec, row_format=row_format)
+            changed[f"{kind}:{codec}"] = replace(self, domain=replace(self.domain, spec=spec))
+        return Knob(flag="--kv-cache", settings=list(changed), turned=changed.__getitem__)
 
-    def _lengths(self) -> Iterator[tuple[str, "ServingDemand"]]:
-        for tokens in smaller(self.domain.max_tokens, least=256):
-            domain = replace(self.domain, max_tokens=tokens)
-            yield f"--length {tokens}", replace(self, domain=domain)
+    def _lengths(self) -> Knob:
+        return Knob(
+            flag="--length",
+            settings=range(self.domain.max_tokens - 1, _LEAST_TOKENS - 1, -1),
+            turned=lambda tokens: replace(self, domain=replace(self.domain, max_tokens=tokens)),
+        )
 
-    def _batches(self) -> Iterator[tuple[str, "ServingDemand"]]:
-        for batch in range(self.domain.batch - 1, 0, -1):
-            yield f"--batch {batch}", replace(self, domain=replace(self.domain, batch=batch))
+    def _batches(self) -> Knob:
+        return Knob(
+            flag="--batch",
+            settings=range(self.domain.batch - 1, 0, -1),
+            turned=lambda batch: replace(self, domain=replace(self.domain, batch=batch)),
+        )
 
 
 def _named(spec: KVCacheSpec) -> str:

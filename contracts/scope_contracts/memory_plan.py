@@ -4,9 +4,10 @@ Caches are counted exactly, from the same formats that allocate them. What canno
 line that says it is an estimate. A GB is 10^9 bytes, a GiB 2^30.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from scope_contracts.errors import CacheError, mismatch
 from scope_contracts.row_format import RowFormat
@@ -52,9 +53,28 @@ class Demand(Protocol):
         """Bytes of one rank."""
         ...
 
-    def knobs(self) -> Iterable[Iterable[tuple[str, "Demand"]]]:
-        """For each thing that can be changed, ever larger changes, as typed and as it would be."""
+    def knobs(self) -> Iterable["Knob"]:
+        """All that can be changed."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One thing that can be changed, ever further: each setting needs less than the one before."""
+
+    flag: str
+    settings: Sequence[Any]
+    """As they are typed behind `flag`."""
+    turned: Callable[[Any], Demand]
+
+    def fitting(self, available_bytes: int) -> str | None:
+        """The smallest change that fits, as typed."""
+        first = bisect_left(
+            self.settings,
+            True,
+            key=lambda setting: self.turned(setting).plan().fits(available_bytes),
+        )
+        return f"{self.flag} {self.settings[first]}" if first < len(self.settings) else None
 
 
 def fitting_changes(demand: Demand, available_bytes: int) -> tuple[str, ...]:
@@ -65,19 +85,13 @@ def fitting_changes(demand: Demand, available_bytes: int) -> tuple[str, ...]:
     """
     if demand.plan().fits(available_bytes):
         return ()
-    knobs = [list(steps) for steps in demand.knobs()]
-    found = [_first_fitting(steps, available_bytes) for steps in knobs]
-    if any(found):
+    knobs = [knob for knob in demand.knobs() if knob.settings]
+    found = [knob.fitting(available_bytes) for knob in knobs]
+    if any(found) or not knobs:
         return tuple(text for text in found if text)
-    for steps in knobs:
-        if steps:
-            text, turned = steps[-1]
-            return tuple(f"{text} {more}" for more in fitting_changes(turned, available_bytes))
-    return ()
-
-
-def _first_fitting(steps: Iterable[tuple[str, Demand]], available_bytes: int) -> str | None:
-    return next((text for text, changed in steps if changed.plan().fits(available_bytes)), None)
+    knob, furthest = knobs[0], knobs[0].settings[-1]
+    more = fitting_changes(knob.turned(furthest), available_bytes)
+    return tuple(f"{knob.flag} {furthest} {text}" for text in more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +108,7 @@ class SequenceCacheSpec:
     index_format: RowFormat | None = None
     """Of one key of a sparse-attention indexer, in every attention layer."""
     state_format: StateFormat | None = None
-    """Of one sequence in one of the other layers, as one rank holds it."""
+    """Of one sequence in one of the other layers, over all ranks."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.attention_layers <= self.num_layers:
@@ -115,16 +129,20 @@ class SequenceCacheSpec:
             return 0
         return self.attention_layers * self.index_format.shard(tp_degree).bytes_per_row
 
-    @property
-    def state_bytes(self) -> int:
+    def state_bytes(self, tp_degree: int) -> int:
         """Bytes of a sequence's states, over all layers, at any length."""
         if self.state_format is None:
             return 0
-        return (self.num_layers - self.attention_layers) * self.state_format.bytes_per_layer
+        return self.other_layers * self.state_format.shard(tp_degree).bytes_per_layer
+
+    @property
+    def other_layers(self) -> int:
+        """Layers that do not attend."""
+        return self.num_layers - self.attention_layers
 
     def bytes_per_sequence(self, max_tokens: int, tp_degree: int = 1) -> int:
         """Bytes one rank holds of a sequence of `max_tokens`."""
-        return max_tokens * self.bytes_per_token(tp_degree) + self.state_bytes
+        return max_tokens * self.bytes_per_token(tp_degree) + self.state_bytes(tp_degree)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +187,3 @@ def plan_domains(
             f"the budget of {budget_bytes}; shorten max_tokens, lower a batch, or raise the budget"
         )
     return planned
-
-
-def smaller(size: int, *, least: int = 1) -> Iterator[int]:
-    """Ever smaller sizes, down to `least`: by an eighth each time, by at least one."""
-    while size > least:
-        size = max(least, min(size - 1, size * 7 // 8))
-        yield size

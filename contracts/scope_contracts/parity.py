@@ -80,6 +80,8 @@ class ScalarDigest:
     frames_kept: tuple[int, ...] = ()
     """Latent frames in the cache before the chunk, in slot order, where scores decide what stays;
     ranks compare them. Empty in what a result carries: rank0 has no scores, and cannot know."""
+    scores: str = ""
+    """Digest of those scores, in hexadecimal; empty where `frames_kept` is."""
 
     @classmethod
     def of(
@@ -88,7 +90,6 @@ class ScalarDigest:
         indices: CacheIndices,
         *,
         conditioning: str = "",
-        frames_kept: tuple[int, ...] = (),
     ) -> "ScalarDigest":
         """The scalars of `envelope` beside the cache's state and the text in effect."""
         return cls(
@@ -96,7 +97,6 @@ class ScalarDigest:
             global_end_index=indices.global_end_index,
             local_end_index=indices.local_end_index,
             conditioning=conditioning,
-            frames_kept=frames_kept,
         )
 
     def encode(self) -> bytes:

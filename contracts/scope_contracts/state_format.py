@@ -1,10 +1,10 @@
 """What a recurrent layer remembers has one size, however long the sequence is."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
-from scope_contracts.errors import CacheError, mismatch
+from scope_contracts.errors import CacheError, UserInputError, mismatch
 from scope_contracts.tensor_spec import DType
 
 
@@ -23,10 +23,12 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFormat:
-    """The state of one layer of one sequence, as one rank holds it."""
+    """The state of one layer and sequence, as all ranks together (`shard`: as one rank) hold it."""
 
     parts: tuple[StatePart, ...]
     dtype: DType
+    num_shares: int = 1
+    """Equal shares that the first axis of every part falls into, one or more to a rank."""
 
     @classmethod
     def mamba2(
@@ -46,7 +48,22 @@ class StateFormat:
         channels = num_heads * head_dim + 2 * num_groups * state_size
         conv = StatePart(name="conv", shape=(channels, conv_kernel - 1))
         ssm = StatePart(name="ssm", shape=(num_heads, head_dim, state_size))
-        return cls(parts=(conv, ssm), dtype=dtype)
+        shares = math.gcd(num_heads, num_groups)
+        return cls(parts=(conv, ssm), dtype=dtype, num_shares=shares)
+
+    def shard(self, tp_degree: int) -> Self:
+        """What one of `tp_degree` ranks holds.
+
+        Raises `UserInputError` when the shares cannot be dealt out evenly.
+        """
+        if tp_degree < 1 or self.num_shares % tp_degree:
+            want = f"a divisor of {self.num_shares}, as the states' heads and groups allow"
+            raise UserInputError(mismatch("tp", got=tp_degree, want=want, fix="change --tp"))
+        parts = tuple(
+            replace(part, shape=(part.shape[0] // tp_degree, *part.shape[1:]))
+            for part in self.parts
+        )
+        return replace(self, parts=parts, num_shares=self.num_shares // tp_degree)
 
     @property
     def bytes_per_layer(self) -> int:

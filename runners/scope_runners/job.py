@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import torch
+
 from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import PATCH_SIZE
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.recompute import RecomputeMode, choose_recompute
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.mesh.rank import RankSetup
 from scope_rt.mesh.topology import Topology
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
@@ -106,11 +109,25 @@ def prepare(request: StreamRequest, config: RuntimeConfig) -> StreamJob:
         seed=request.seed,
         kv_cache_attention_bias=request.kv_cache_attention_bias,
     )
+    cache = choose_cache(recipe, request.kv_cache, config)
+    setup = RankSetup(
+        model=model,
+        topology=topology,
+        config=config,
+        dtype=torch.float32,
+        height=height,
+        width=width,
+        cache=cache,
+    )
+    try:
+        setup.cache_spec(model.geometry(codec=codec, text=text_encoder, dtype=setup.dtype))
+    except UserInputError as error:
+        raise UserInputError(f"--kv-cache {cache}: {error}") from None
     return StreamJob(
         request=request,
         topology=topology,
         recipe=recipe,
-        cache=choose_cache(recipe, request.kv_cache, config),
+        cache=cache,
         timeline=place_events(
             request,
             fps=recipe.fps,

@@ -13,6 +13,7 @@ from scope_contracts.memory_demand import ServingDemand, VideoDemand
 from scope_contracts.memory_plan import CacheDomain, SequenceCacheSpec
 from scope_contracts.model_size import WanSize
 from scope_contracts.row_format import CodecKind, RowFormat
+from scope_rt.mesh.topology import Topology
 from scope_runners.memory_arguments import DEFAULT_MODEL
 from scope_runners.memory_presets import (
     LanguageModel,
@@ -26,7 +27,11 @@ _WITHOUT_DECODER = (PlanId.PP0, PlanId.PP1)
 """Plans whose generator ranks hold neither text encoder nor autoencoder."""
 _VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan")
 _LANGUAGE_ONLY = ("length", "models", "block_size", "mamba2", "weights_bytes")
-_SIZES = ("layers", "heads", "head_dim")
+_VIDEO_SIZES = ("layers", "heads", "head_dim", "ffn_dim")
+_LATENT_SIZES = ("layers", "latent_rank", "rope_dim")
+_FULL_SIZES = ("layers", "heads", "head_dim")
+_MORE_SIZES = ("attention_layers", "kv_heads")
+_ALL_SIZES = tuple(dict.fromkeys((*_VIDEO_SIZES, *_LATENT_SIZES, *_MORE_SIZES)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +63,32 @@ class MemoryRequest:
 
 
 def _model(namespace: argparse.Namespace) -> VideoModel | LanguageModel:
-    sizes = [name for name in _SIZES if vars(namespace)[name] is not None]
+    sizes = _given(namespace, _ALL_SIZES)
     if sizes and namespace.model:
         raise UserInputError(f"got --model and {_flags(sizes)}; give a model or its sizes")
     if not sizes:
         model = model_at(namespace.model or DEFAULT_MODEL, namespace.dtype)
     else:
-        model = _from_sizes(namespace)
+        model = _from_sizes(namespace, sizes)
     foreign = _LANGUAGE_ONLY if isinstance(model, VideoModel) else _VIDEO_ONLY
-    given = [name for name in foreign if vars(namespace)[name] is not None]
-    if given:
+    if given := _given(namespace, foreign):
         family = "language" if isinstance(model, VideoModel) else "video"
         raise UserInputError(f"{_flags(given)} belong to {family} models; leave them out")
     return model
 
 
-def _from_sizes(namespace: argparse.Namespace) -> VideoModel | LanguageModel:
-    is_latent = namespace.latent_rank is not None
-    needed = ("layers", "latent_rank", "rope_dim") if is_latent else _SIZES
-    missing = [name for name in needed if vars(namespace)[name] is None]
-    if missing:
+def _from_sizes(namespace: argparse.Namespace, given: Sequence[str]) -> VideoModel | LanguageModel:
+    is_latent = "latent_rank" in given or "rope_dim" in given
+    is_video = "ffn_dim" in given and not is_latent
+    needed = _LATENT_SIZES if is_latent else _VIDEO_SIZES if is_video else _FULL_SIZES
+    more = () if is_video else _MORE_SIZES[:1] if is_latent else _MORE_SIZES
+    if missing := [name for name in needed if name not in given]:
         raise UserInputError(f"sizes lack {_flags(missing)}; give them, or --model")
-    if namespace.ffn_dim:
+    if foreign := [name for name in given if name not in (*needed, *more)]:
+        raise UserInputError(
+            f"sizes of one model are {_flags([*needed, *more])}; leave out {_flags(foreign)}"
+        )
+    if is_video:
         size = WanSize(
             num_layers=namespace.layers,
             num_attention_heads=namespace.heads,
@@ -107,6 +116,8 @@ def _from_sizes(namespace: argparse.Namespace) -> VideoModel | LanguageModel:
 
 
 def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
+    plan_id = namespace.plan or PlanId.SINGLE
+    Topology(plan_id=plan_id, tp_degree=namespace.tp)  # refuses a degree that the plan cannot have
     height, width = namespace.height or model.height, namespace.width or model.width
     choice = CacheChoice.named(namespace.kv_cache or "ring")
     block = namespace.block or model.frames_per_block
@@ -128,12 +139,13 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
         kind=choice.kind,
         codec=choice.codec,
     )
-    others = 0 if namespace.plan in _WITHOUT_DECODER else model.other_weights
+    others = 0 if plan_id in _WITHOUT_DECODER else model.other_weights
     return VideoDemand(
         size=model.size,
         spec=spec,
         tp=namespace.tp,
         text_len=model.text_len,
+        plan_id=plan_id,
         other_weights_bytes=others * namespace.dtype.num_bytes,
     )
 
@@ -141,8 +153,13 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
 def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingDemand:
     spec = replace(model.spec, row_format=_stored(model.spec.row_format, namespace.kv_cache))
     if namespace.mamba2 is not None:
+        if not spec.other_layers:
+            raise UserInputError(
+                f"--mamba2: all {spec.num_layers} layers attend, so none keeps a state; leave it "
+                "out, or give sizes with --attention-layers"
+            )
         spec = replace(spec, state_format=replace(namespace.mamba2, dtype=namespace.dtype))
-    is_paged = namespace.kv_cache == "paged"
+    is_paged = (namespace.kv_cache or "").partition(":")[0] == "paged"
     if namespace.block_size and not is_paged:
         raise UserInputError("--block-size belongs to --kv-cache paged; leave one of them out")
     domain = CacheDomain(
@@ -156,7 +173,7 @@ def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingDema
         num_domains=namespace.models or 1,
         tp=namespace.tp,
         weights_bytes=namespace.weights_bytes or model.weights_bytes,
-        block_size=(namespace.block_size or DEFAULT_BLOCK_SIZE) if is_paged else 1,
+        block_size=(namespace.block_size or DEFAULT_BLOCK_SIZE) if is_paged else None,
     )
 
 
@@ -170,14 +187,19 @@ def _stored(rows: RowFormat, kind: str | None) -> RowFormat:
             "--rope-dim, or a model with MLA"
         )
     if name not in ("contiguous", "paged", "latent", "quantized"):
-        want = "contiguous, paged, quantized[:CODEC] or latent for a language model"
+        want = "contiguous, paged[:CODEC], quantized[:CODEC] or latent for a language model"
         raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
-    if name != "quantized" and not codec:
-        return rows
-    if name != "quantized" or (codec and codec not in list(CodecKind)):
-        want = f"quantized:CODEC with a codec of {', '.join(CodecKind)}"
+    codec = codec or (CodecKind.INT8 if name == "quantized" else CodecKind.IDENTITY)
+    if name == "quantized" and codec == CodecKind.IDENTITY:
+        want = "contiguous, which keeps all bits"
         raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
-    return replace(rows, codec=CodecKind(codec or CodecKind.INT8))
+    if name not in ("quantized", "paged") and codec != CodecKind.IDENTITY:
+        want = f"quantized:{codec} or paged:{codec}"
+        raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
+    if codec not in list(CodecKind):
+        want = f"a codec of {', '.join(CodecKind)} after the colon"
+        raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
+    return replace(rows, codec=CodecKind(codec))
 
 
 def _available(namespace: argparse.Namespace) -> int | None:
@@ -187,6 +209,10 @@ def _available(namespace: argparse.Namespace) -> int | None:
         return gpu_named(namespace.gpu).num_bytes
     size: int | None = namespace.gpu_bytes
     return size
+
+
+def _given(namespace: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    return [name for name in names if vars(namespace)[name] is not None]
 
 
 def _flags(names: Sequence[str]) -> str:

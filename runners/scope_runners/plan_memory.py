@@ -54,7 +54,7 @@ def report_of(request: MemoryRequest) -> MemoryReport:
     else:
         domain = demand.domain
         per_token = domain.spec.bytes_per_token(demand.tp)
-        per_sequence = domain.spec.bytes_per_sequence(domain.max_tokens, demand.tp)
+        per_sequence = domain.spec.bytes_per_sequence(demand.rows, demand.tp)
         what = f"models {demand.num_domains}, batch {domain.batch} of {domain.max_tokens:,} tokens"
     available = request.available_bytes
     return MemoryReport(

@@ -87,7 +87,8 @@ def choose_lane(traits: DeviceTraits, rows: RowFormat) -> LaneChoice:
 
 
 def require_lane(lane: Lane, traits: DeviceTraits, rows: RowFormat) -> Lane:
-    """`lane`, where somebody asked for it by name.
+    """`lane`, where somebody asked for it by name; models that transformers brings run dense, so
+    no command offers the choice.
 
     Raises:
         UserInputError: it does not serve this device or these rows; the sentence says why.

@@ -36,7 +36,11 @@ class SharingScope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """An image or other input whose embeddings stand at `num_tokens` placeholders from `start`."""
+    """An image or other input whose embeddings stand at `num_tokens` placeholders from `start`.
+
+    For callers of `PagedStore.keys` whose models take such inputs; the decode loop feeds tokens
+    only and has none.
+    """
 
     start: int
     num_tokens: int

@@ -108,10 +108,16 @@ class BlockPool:
         So the end of a sequence is evicted before its beginning, which more prompts share.
 
         Raises:
-            CacheError: a block would be freed more often than it is held; nothing was changed.
+            CacheError: there is no such block, or it would be freed more often than it is held;
+                nothing was changed.
         """
         dropped: dict[int, int] = {}
         for index in blocks:
+            if not 0 <= index < self.num_blocks:
+                raise CacheError(
+                    f"block {index} is not of this pool, which has 0 to {self.num_blocks - 1}; "
+                    "free tables in the pool that gave them"
+                )
             dropped[index] = dropped.get(index, 0) + 1
             if dropped[index] > self._blocks[index].references:
                 raise CacheError(
@@ -135,9 +141,9 @@ class BlockPool:
             entry.key = key
             self._by_key.setdefault(key, {})[block] = entry
 
-    def is_registered(self, block: int) -> bool:
-        """Whether others may find `block`, so that its content must stay."""
-        return self._blocks[block].key is not None
+    def key(self, block: int) -> Hashable | None:
+        """Under which others find `block`, so that its content must stay; None: nobody does."""
+        return self._blocks[block].key
 
     def find(self, key: Hashable) -> int | None:
         """The block registered first of those that still have `key`."""

@@ -1,8 +1,8 @@
 """A codec turns the last dimension of a tensor into parts and back; it knows no cache.
 
 Codes are computed with the scale as it is stored, so what is lost is what the stored scale says. A
-number that is not finite, or whose scale float16 cannot hold, comes back as NaN, with all that
-shared its scale: a broken cache shows. Zeros come back as zeros. Scales never fall below
+number that is not finite, or whose scale or minimum float16 cannot hold, comes back as NaN, with
+all that shared its scale: a broken cache shows. Zeros come back as zeros. Scales never fall below
 `LEAST_SCALE`.
 """
 
@@ -94,7 +94,7 @@ class Int4:
         x = _workable(x).unflatten(-1, (-1, INT4_GROUP))
         low, high = x.aminmax(dim=-1)
         # A little lower, so that rounding to float16 cannot lift it above what it must reach.
-        low = (low - low.abs() * 2**-10).to(_SCALE)
+        low = _finite((low - low.abs() * 2**-10).to(_SCALE))
         scale = _stored((high - low.to(x.dtype)) / INT4_MOST)
         steps = (x - low.to(x.dtype)[..., None]) / scale.to(x.dtype)[..., None]
         codes = steps.round_().clamp_(0, INT4_MOST).nan_to_num_(0).to(torch.uint8).flatten(-2)
@@ -166,5 +166,9 @@ def _workable(x: Tensor) -> Tensor:
 
 def _stored(scale: Tensor) -> Tensor:
     """A scale as it is kept; NaN where float16 cannot hold it."""
-    kept = scale.clamp_min(LEAST_SCALE).to(_SCALE)
+    return _finite(scale.clamp_min(LEAST_SCALE).to(_SCALE))
+
+
+def _finite(kept: Tensor) -> Tensor:
+    """NaN in place of infinity."""
     return kept.where(kept.isfinite(), torch.nan)

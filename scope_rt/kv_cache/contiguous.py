@@ -130,6 +130,9 @@ class ContiguousCache:
         """A layer's whole memory, `[B, max_tokens, heads, dim]` a plane, for a kernel that writes
         the span's rows itself, behind `cache_seqlens`; then call `wrote_in_place`.
 
+        Such kernels run on a GPU, so this is reached from there only; models that transformers
+        brings call `append`.
+
         Raises:
             UnsupportedError: rows are encoded.
         """
@@ -149,6 +152,10 @@ class ContiguousCache:
         visible = self._visible(slot)
         self.counters.rows_read += sum(visible)
         return self.store.read(slot, slice(0, max(visible)))
+
+    def rows_held(self, layer: int) -> tuple[int, ...]:
+        """Rows of every sequence that `view` shows, from what the host knows."""
+        return tuple(self._visible(self.layers.slot(layer)))
 
     def positions(self, layer: int) -> Tensor:
         slot = self.layers.slot(layer)
@@ -170,23 +177,27 @@ class ContiguousCache:
         self._span = None
 
     def keep(self, layer: int, rows_BK: Tensor) -> None:
-        """As the interface says; -1 in `rows_BK` stands for no row, where sequences keep less."""
+        """As the interface says; -1 in `rows_BK` stands for no row, where sequences keep less.
+
+        The device is waited for once, whatever the batch.
+        """
         slot = self.layers.slot(layer)
         self._closed("keep")
         held = self._marks.rows[slot]
-        if rows_BK.ndim != 2 or len(rows_BK) != self.batch:
-            raise CacheError(f"keep: got rows {tuple(rows_BK.shape)}, want [{self.batch}, K]")
-        chosen = [self._chosen(rows, held[b]) for b, rows in enumerate(rows_BK)]
+        if rows_BK.ndim != 2 or len(rows_BK) != self.batch or rows_BK.is_floating_point():
+            got = f"{tuple(rows_BK.shape)} of {rows_BK.dtype}"
+            raise CacheError(f"keep: got rows {got}, want [{self.batch}, K] of integers")
+        chosen_BK, counts = self._chosen(rows_BK.to(self.store.device), held)
         self._save_before_overwriting()
-        positions_BK = self._positions(slot, held)
-        kept = torch.full((self.batch, rows_BK.shape[1]), -1, device=self.store.device)
-        for sequence, rows in enumerate(chosen):
-            count = rows.numel()
-            kept[sequence, :count] = positions_BK[sequence, rows]
+        is_row_BK = chosen_BK >= 0
+        positions_BK = torch.nn.functional.pad(self._positions(slot, held), (0, 1))  # never empty
+        kept_BK = positions_BK.gather(1, chosen_BK.clamp(min=0)).where(is_row_BK, -1)
+        for sequence, count in enumerate(counts):
+            rows = chosen_BK[sequence, :count]
             self.store.copy(slot, source=rows, target=slice(0, count), batch=sequence)
             self.counters.rows_evicted += held[sequence] - count
-            held[sequence] = count
-        self._marks.kept[slot] = kept
+        held[:] = counts
+        self._marks.kept[slot] = kept_BK
         self._publish()
 
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -240,10 +251,11 @@ class ContiguousCache:
     def digest(self) -> str:
         """As the interface says; the open span does not count."""
         held = self._marks.rows
-        return row_digest(
+        layers = (
             (self.store.read(slot, slice(0, max(rows))), self._positions(slot, rows))
             for slot, rows in enumerate(held)
         )
+        return row_digest(self.lengths, layers)
 
     def _empty(self) -> _Marks:
         rows = [[0] * self.batch for _ in range(self.layers.num_slots)]
@@ -285,12 +297,23 @@ class ContiguousCache:
             head.copy_(kept.where(kept >= 0, head))
         return positions.where(row < torch.tensor(visible, device=device)[:, None], -1)
 
-    def _chosen(self, rows: Tensor, held: int) -> Tensor:
-        """The rows to keep of one sequence, ascending, so that positions stay in order."""
-        chosen = rows[rows >= 0].sort().values.to(self.store.device)
-        if chosen.unique().numel() != chosen.numel() or (chosen >= held).any():
-            raise CacheError(f"keep: got rows {chosen.tolist()}, want different ones below {held}")
-        return chosen
+    def _chosen(self, rows_BK: Tensor, held: Sequence[int]) -> tuple[Tensor, list[int]]:
+        """The rows to keep, ascending, so that positions stay in order, then -1; and their counts.
+
+        Raises:
+            CacheError: a row is not there, or there twice.
+        """
+        none = torch.iinfo(torch.int64).max
+        sorted_BK = rows_BK.long().where(rows_BK >= 0, none).sort(1).values
+        is_row_BK = sorted_BK < none
+        is_wrong_BK = is_row_BK & (sorted_BK >= torch.tensor(held, device=rows_BK.device)[:, None])
+        is_wrong_BK[:, 1:] |= is_row_BK[:, 1:] & (sorted_BK[:, 1:] == sorted_BK[:, :-1])
+        counts, wrong = torch.stack([is_row_BK.sum(1), is_wrong_BK.sum(1)]).tolist()
+        for rows, limit, is_wrong in zip(rows_BK, held, wrong, strict=True):
+            if is_wrong:
+                got = rows.tolist()
+                raise CacheError(f"keep: got rows {got}, want different ones below {limit}")
+        return sorted_BK.where(is_row_BK, -1), counts
 
     def _save_before_overwriting(self) -> None:
         """Rows from before a fork are about to move or to be written over: copy them all, once."""

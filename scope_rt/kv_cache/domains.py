@@ -86,7 +86,10 @@ class CacheDomains:
             states=None
             if spec.state_format is None or not layers.others
             else StateCache(
-                spec.state_format, layers=layers.others, batch=domain.batch, device=device
+                spec.state_format.shard(self.tp_degree),
+                layers=layers.others,
+                batch=domain.batch,
+                device=device,
             ),
         )
         assert caches.num_bytes == domain.num_bytes(self.tp_degree), "planned as allocated"

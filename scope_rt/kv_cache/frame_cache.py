@@ -72,6 +72,11 @@ class FrameCache(Protocol):
         ...
 
     @property
+    def scores_digest(self) -> str:
+        """BLAKE2b over the scores by which frames stay, by frame; empty where there are none."""
+        ...
+
+    @property
     def num_bytes(self) -> int:
         """Bytes allocated."""
         ...
@@ -119,9 +124,15 @@ class FrameCache(Protocol):
         ...
 
     def cached(self, layer: int) -> tuple[Tensor, Tensor]:
-        """A copy of all cached keys and values of a layer, decoded, in slot order."""
+        """A copy of all cached keys and values of a layer, decoded, in slot order.
+
+        Ask between chunks: a chunk in flight may already lie where it evicts.
+        """
         ...
 
     def digest(self) -> str:
-        """BLAKE2b over every cached row, decoded, and its position, by position, and layer."""
+        """BLAKE2b over every cached row, decoded, and its position, by position, and layer.
+
+        Scores count too. Ask between chunks, as for `cached`.
+        """
         ...

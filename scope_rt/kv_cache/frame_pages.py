@@ -1,8 +1,9 @@
-"""Frames lie in pages that they take from a pool as they come, and a reset gives them back.
+"""A slot takes its page from a pool when it is first filled, and keeps it until a reset.
 
-A slot keeps its page while it holds frames: the frame that takes an evicted one's slot takes its
-page too. So the order of keys is the ring's, whatever pages there are, and results are equal bits.
-Where a stream has the pool to itself its pages lie in order, and a view copies nothing.
+Eviction frees no page: the frame that takes an evicted one's slot takes its page too. So the order
+of keys is the ring's, whatever pages there are, and results are equal bits. A stream that has its
+pool to itself has its pages in order, and a view copies nothing. In a pool that streams share,
+what one has not filled yet is there for the others, and pages that lie apart are gathered.
 """
 
 import torch
@@ -35,6 +36,7 @@ class PagedFrames:
             raise CacheError(mismatch("page_tokens", got=pool.page_tokens, want=want))
         self.pool = pool
         self.table: list[int] = []
+        self._place_of_token = torch.empty(0, dtype=torch.int64)
 
     @property
     def rows(self) -> RowStore:
@@ -44,6 +46,9 @@ class PagedFrames:
         num_new = slots.stop // self.pool.page_tokens - len(self.table)
         if num_new > 0:
             self.table += self.pool.blocks.allocate(num_new)
+            size, device = self.pool.page_tokens, self.rows.device
+            starts = torch.tensor(self.table, device=device)[:, None] * size
+            self._place_of_token = (starts + torch.arange(size, device=device)).view(-1)
 
     def place(self, slots: slice) -> Slots:
         size = self.pool.page_tokens
@@ -51,8 +56,7 @@ class PagedFrames:
         first = pages[0] if pages else 0
         if pages == list(range(first, first + len(pages))):
             return slice(first * size, (first + len(pages)) * size)
-        starts = torch.tensor(pages, device=self.rows.device)[:, None] * size
-        return (starts + torch.arange(size, device=self.rows.device)).view(-1)
+        return self._place_of_token[slots]
 
     def clear(self) -> None:
         self.pool.blocks.free(self.table)

@@ -18,20 +18,19 @@ from scope_contracts.errors import CacheError
 from scope_rt.attention.mass import mass_of_groups
 from scope_rt.collectives import Collectives
 from scope_rt.kv_cache.frame_cache import WriteWindow
-from scope_rt.kv_cache.policy import EvictionPolicy, HeavyHitters
+from scope_rt.kv_cache.policy import HeavyHitters
 from scope_rt.kv_cache.ring import segments_of
+from scope_rt.tensors import digest_of
 
 _EMPTY = -1
 
 
 class HeavyFrames:
-    """A slot policy. `choose` may be another `EvictionPolicy` that leaves room for a chunk."""
+    """A slot policy for this rank's heads of `group`."""
 
-    def __init__(
-        self, spec: KVCacheSpec, group: Collectives, choose: EvictionPolicy | None = None
-    ) -> None:
+    def __init__(self, spec: KVCacheSpec, group: Collectives) -> None:
         self._spec, self._group = spec, group
-        self._choose = choose or HeavyHitters(
+        self._choose = HeavyHitters(
             budget=spec.hitter_frames, num_sink=spec.sink_frames, num_recent=spec.recent_frames
         )
         self.scores = torch.zeros(spec.capacity_frames, dtype=torch.float64)
@@ -46,6 +45,10 @@ class HeavyFrames:
     @property
     def slots_kept(self) -> Sequence[int]:
         return [slot for slot, frame in enumerate(self._held) if frame != _EMPTY]
+
+    @property
+    def scores_digest(self) -> str:
+        return digest_of(self.scores[torch.tensor(self._held).argsort()])
 
     def plan(self, *, start_frame: int, num_frames: int) -> WriteWindow:
         free = [slot for slot, frame in enumerate(self._held) if frame == _EMPTY][:num_frames]

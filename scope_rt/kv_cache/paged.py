@@ -40,9 +40,16 @@ class PagedCache:
     """`len(sequences)` sequences of a store. It frees them at `reset`; whoever made them may too.
 
     `layer` means the model's own layer number in every call.
+
+    Raises `CacheError` for a batch of nothing, and for one that has a sequence twice.
     """
 
     def __init__(self, store: PagedStore, sequences: Sequence[PagedSequence]) -> None:
+        if not sequences or len(set(map(id, sequences))) < len(sequences):
+            raise CacheError(
+                f"got a batch of {len(sequences)} sequences, want at least 1, and each once; "
+                "start another from a prefix match to share rows"
+            )
         self.store, self.sequences = store, list(sequences)
         self.counters = store.counters
         self._span: tuple[int, ...] | None = None
@@ -133,11 +140,18 @@ class PagedCache:
         self.counters.gathers += not isinstance(rows.slots, slice)
         return self._read(place, rows)
 
+    def rows_held(self, layer: int) -> tuple[int, ...]:
+        """Rows of every sequence that `view` shows, from what the host knows."""
+        return self._shown(layer).counts
+
     def positions(self, layer: int) -> Tensor:
         return self._shown(layer).positions
 
     def pages(self, layer: int) -> Pages:
         """All of the layer for a kernel that reads blocks in place: no row is copied.
+
+        Such kernels run on a GPU, so this is reached from there only; models that transformers
+        brings read `view`.
 
         Raises:
             UserInputError: the store's kernel does not read blocks of this size in place.
@@ -235,10 +249,26 @@ class PagedCache:
         self._moved()
 
     def digest(self) -> str:
-        """As the interface says; the open span does not count."""
+        """As the interface says; neither the open span counts nor rows no later query can see."""
         layers = (self.store.locate(layer) for layer in self.store.layers.attention_layers)
-        shown = ((place, self._rows_of(group, self.lengths)) for group, place in layers)
-        return row_digest((self._read(place, rows), rows.positions) for place, rows in shown)
+        shown = ((group, place, self._rows_of(group, self.lengths)) for group, place in layers)
+        return row_digest(
+            self.lengths,
+            (
+                (self._read(place, rows), self._needed(group, rows.positions))
+                for group, place, rows in shown
+            ),
+        )
+
+    def _needed(self, group: int, positions_BK: Tensor) -> Tensor:
+        """The positions that a later query can see; -1 in place of the others."""
+        window = self.store.groups[group].window
+        if window is None:
+            return positions_BK
+        firsts = [length - window + 1 for length in self.lengths]
+        return positions_BK.where(
+            positions_BK >= torch.tensor(firsts, device=positions_BK.device)[:, None], -1
+        )
 
     def _open_span(self) -> tuple[int, ...]:
         if self._span is None:

@@ -33,14 +33,15 @@ class VisibleRows:
             for table, first in zip(tables, firsts, strict=True)
         ]
         pairs = zip(visible, self._starts, strict=True)
-        self._counts = [max(0, end - start) for end, start in pairs]
+        self.counts = tuple(max(0, end - start) for end, start in pairs)
+        """Rows of every sequence."""
         self._slots: Slots | None = None
         self._positions: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
         """Over all sequences."""
-        return sum(self._counts)
+        return sum(self.counts)
 
     @property
     def positions(self) -> Tensor:
@@ -65,23 +66,23 @@ class VisibleRows:
         first = blocks[0] if blocks else 0
         if blocks != list(range(first, first + len(blocks))):
             return None
-        return slice(first * self._size, first * self._size + self._counts[0])
+        return slice(first * self._size, first * self._size + self.counts[0])
 
     def _scattered(self) -> Tensor:
         width = max(map(len, self._blocks))
         padded = [[*blocks, *[self._zero] * (width - len(blocks))] for blocks in self._blocks]
         firsts = torch.tensor(padded, dtype=torch.int64, device=self._device) * self._size
         offsets = torch.arange(self._size, device=self._device)
-        slots_BK = (firsts[..., None] + offsets).flatten(1)[:, : max(self._counts)]
+        slots_BK = (firsts[..., None] + offsets).flatten(1)[:, : max(self.counts)]
         return slots_BK.where(self._real, self._zero * self._size)
 
     @property
     def _row(self) -> Tensor:
-        return torch.arange(max(self._counts), device=self._device)
+        return torch.arange(max(self.counts), device=self._device)
 
     @property
     def _real(self) -> Tensor:
-        return self._row < self._column(self._counts)
+        return self._row < self._column(self.counts)
 
     def _column(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)[:, None]

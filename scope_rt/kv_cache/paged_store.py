@@ -18,11 +18,12 @@ import torch
 
 from scope_contracts.errors import UserInputError, mismatch
 from scope_contracts.row_format import RowFormat
-from scope_rt.kv_cache.block_key import BlockKey, SharingScope, block_keys
+from scope_rt.kv_cache.backend_policy import DeviceTraits, choose_lane
+from scope_rt.kv_cache.block_key import Attachment, BlockKey, SharingScope, block_keys
 from scope_rt.kv_cache.block_pool import BlockPool
 from scope_rt.kv_cache.interface import CacheCounters
 from scope_rt.kv_cache.layer_map import AttnLayerMap
-from scope_rt.kv_cache.page_support import DENSE, PageSupport
+from scope_rt.kv_cache.page_support import PageSupport
 from scope_rt.kv_cache.prefix_cache import PrefixCache, PrefixMatch, Table
 from scope_rt.kv_cache.row_store import RowStore
 
@@ -73,7 +74,8 @@ class PagedStore:
         row_format: this rank's share of one token in one layer.
         max_tokens: of one sequence; None leaves it to the pool.
         windows: tokens that each attention layer sees, its own included; None sees all.
-        page_support: of the kernel that will read; decides what is read in place.
+        page_support: of the kernel that will read, which decides what is read in place; None is
+            the fastest kernel that serves these rows on this device (`choose_lane`).
         in_place_only: refuse what that kernel would have to gather.
 
     Raises:
@@ -90,11 +92,13 @@ class PagedStore:
         device: torch.device,
         max_tokens: int | None = None,
         windows: Sequence[int | None] | None = None,
-        page_support: PageSupport = DENSE,
+        page_support: PageSupport | None = None,
         in_place_only: bool = False,
     ) -> None:
         if block_size < 1:
             raise UserInputError(mismatch("block size", got=block_size, want="at least 1 token"))
+        if page_support is None:
+            page_support = choose_lane(DeviceTraits.of(device), row_format).lane.pages
         if in_place_only:
             page_support.require(block_size)
         self.layers, self.block_size, self.page_support = layers, block_size, page_support
@@ -129,10 +133,21 @@ class PagedStore:
         raise AssertionError("groups cover all slots")
 
     def keys(
-        self, tokens: Sequence[int], scope: SharingScope, known: Sequence[BlockKey] = ()
+        self,
+        tokens: Sequence[int],
+        scope: SharingScope,
+        known: Sequence[BlockKey] = (),
+        *,
+        attachments: Sequence[Attachment] = (),
     ) -> list[BlockKey]:
         """`block_keys` at this store's block size."""
-        return block_keys(tokens, block_size=self.block_size, scope=scope, known=known)
+        return block_keys(
+            tokens,
+            block_size=self.block_size,
+            scope=scope,
+            attachments=attachments,
+            known=known,
+        )
 
     def most_blocks(self, num_tokens: int, *, at_once: int) -> int:
         """Blocks that a sequence of `num_tokens` holds at most if it grows by up to `at_once`."""
@@ -144,18 +159,18 @@ class PagedStore:
             for group in self.groups
         )
 
-    def start(
-        self, match: PrefixMatch | None = None, keys: Sequence[BlockKey] = ()
-    ) -> PagedSequence:
-        """A sequence that holds the blocks of `match` (none: it starts from nothing)."""
+    def start(self, match: PrefixMatch | None = None) -> PagedSequence:
+        """A sequence that holds the blocks of `match` (none: it starts from nothing).
+
+        Raises:
+            CacheError: the match is stale; nothing was changed.
+        """
         if match is None:
             return PagedSequence([[] for _ in self.groups])
-        self.pool.hit(match.blocks)
+        self.prefixes.hold(match)
         length = match.num_blocks * self.block_size
         self.counters.prefix_hits += length
-        return PagedSequence(
-            [list(table) for table in match.tables], length, list(keys[: match.num_blocks])
-        )
+        return PagedSequence([list(table) for table in match.tables], length, list(match.keys))
 
     def end(self, sequence: PagedSequence) -> None:
         """Free all blocks of a sequence; those with keys can still be found until evicted."""
@@ -217,7 +232,7 @@ class PagedStore:
             return False
         block = table[sequence.length // self.block_size]
         assert block is not None, "a window always reaches the newest block"
-        return self.pool.references(block) > 1 or self.pool.is_registered(block)
+        return self.pool.references(block) > 1 or self.pool.key(block) is not None
 
     def _copy_on_write(self, table: Table, index: int) -> None:
         shared = table[index]

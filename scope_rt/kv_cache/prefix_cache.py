@@ -7,6 +7,7 @@ needs only those that the window of the next token reaches.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scope_contracts.errors import CacheError
 from scope_rt.kv_cache.block_key import BlockKey
 from scope_rt.kv_cache.block_pool import BlockPool
 
@@ -18,9 +19,14 @@ Table = list[int | None]
 class PrefixMatch:
     """The longest prefix that is there, not yet held: the next allocation may evict it."""
 
-    num_blocks: int
+    keys: tuple[BlockKey, ...]
+    """What each block must still hold when it is taken."""
     tables: tuple[Table, ...]
-    """`num_blocks` entries for every group."""
+    """As many entries for every group."""
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.keys)
 
     @property
     def blocks(self) -> list[int]:
@@ -58,8 +64,23 @@ class PrefixCache:
                 tables = [
                     [*[None] * first, *blocks] for first, blocks in zip(firsts, needs, strict=True)
                 ]
-                return PrefixMatch(num_blocks=count, tables=tuple(tables))
-        return PrefixMatch(num_blocks=0, tables=tuple([] for _ in self.windows))
+                return PrefixMatch(keys=tuple(keys[:count]), tables=tuple(tables))
+        return PrefixMatch(keys=(), tables=tuple([] for _ in self.windows))
+
+    def hold(self, match: PrefixMatch) -> None:
+        """Hold all blocks of `match`.
+
+        Raises:
+            CacheError: a block was given to somebody else since; nothing was changed.
+        """
+        for group, table in enumerate(match.tables):
+            for key, block in zip(match.keys, table, strict=True):
+                if block is not None and self.pool.key(block) != (key, group):
+                    raise CacheError(
+                        f"block {block} no longer holds the prefix that was matched; match again, "
+                        "and start before anything is allocated"
+                    )
+        self.pool.hit(match.blocks)
 
     def _unbroken(self, found: Sequence[Table]) -> list[Table]:
         """The tables that must have no gap and have one."""

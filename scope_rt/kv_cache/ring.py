@@ -71,6 +71,8 @@ def segments_of(frame_slots: Iterable[int], frame_tokens: int) -> tuple[Segment,
 class NewestFrames:
     """The ring's policy: sinks and the newest frames; an evicted frame is one overwritten."""
 
+    scores_digest = ""
+
     def __init__(self, spec: KVCacheSpec) -> None:
         self._spec = spec
         self._kept: tuple[int, ...] = ()

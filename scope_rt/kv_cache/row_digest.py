@@ -9,12 +9,13 @@ from torch import Tensor
 from scope_rt.tensors import digest_of
 
 
-def row_digest(layers: Iterable[tuple[Sequence[Tensor], Tensor]]) -> str:
-    """BLAKE2b over every layer's planes `[B, K, heads, dim]` and positions `[B, K]`.
+def row_digest(lengths: Sequence[int], layers: Iterable[tuple[Sequence[Tensor], Tensor]]) -> str:
+    """BLAKE2b over every sequence's length, and every layer's planes `[B, K, heads, dim]` and
+    positions `[B, K]`.
 
     Rows are taken in order of position; a position of -1 is padding and does not count.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(repr(tuple(lengths)).encode(), digest_size=16)
     for planes, positions_BK in layers:
         for sequence, positions_K in enumerate(positions_BK):
             order = torch.argsort(positions_K, stable=True)

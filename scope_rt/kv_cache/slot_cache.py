@@ -5,6 +5,7 @@ them once, at the chunk's last call, so a number is lossy only as part of the pa
 copy of the chunk is kept.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -31,6 +32,11 @@ class SlotPolicy(Protocol):
     @property
     def slots_kept(self) -> Sequence[int]:
         """Their frame slots."""
+        ...
+
+    @property
+    def scores_digest(self) -> str:
+        """As `FrameCache` says."""
         ...
 
     def plan(self, *, start_frame: int, num_frames: int) -> WriteWindow:
@@ -105,6 +111,10 @@ class SlotCache:
         return self.policy.frames_kept
 
     @property
+    def scores_digest(self) -> str:
+        return self.policy.scores_digest
+
+    @property
     def num_bytes(self) -> int:
         return self.storage.rows.num_bytes
 
@@ -137,7 +147,7 @@ class SlotCache:
             for segment in window.segments:
                 new = (k_BTHD[:, segment.sources], v_BTHD[:, segment.sources])
                 rows.write(layer, self.storage.place(segment.slots), new)
-            self.counters.rows_written += window.num_tokens
+            self.counters.rows_written += window.num_tokens * self.spec.batch
         num_visible = window.indices.local_end_index
         place = self.storage.place(slice(0, num_visible))
         k, v = rows.read(layer, place)
@@ -145,7 +155,7 @@ class SlotCache:
             for segment in window.segments:
                 k[:, segment.slots] = k_BTHD[:, segment.sources]
                 v[:, segment.slots] = v_BTHD[:, segment.sources]
-        self.counters.rows_read += num_visible
+        self.counters.rows_read += num_visible * self.spec.batch
         self.counters.gathers += isinstance(place, Tensor)
         return k, v
 
@@ -153,12 +163,12 @@ class SlotCache:
         self.policy.observe(q_BTHD, k_BKHD)
 
     def advance(self, window: WriteWindow) -> None:
-        num_before, tokens = len(self.frames_kept), self.spec.frame_tokens
+        num_before, spec = len(self.frames_kept), self.spec
         self.policy.advance(window)
         self.indices = window.indices
-        num_evicted = num_before + window.num_tokens // tokens - len(self.frames_kept)
+        num_evicted = num_before + window.num_tokens // spec.frame_tokens - len(self.frames_kept)
         self.counters.advances += 1
-        self.counters.rows_evicted += num_evicted * tokens * self.spec.num_layers
+        self.counters.rows_evicted += num_evicted * spec.frame_tokens * spec.num_layers * spec.batch
 
     def reset(self) -> None:
         self.policy.reset()
@@ -185,4 +195,8 @@ class SlotCache:
 
     def digest(self) -> str:
         positions = self.positions().expand(self.spec.batch, -1)
-        return row_digest((self.cached(layer), positions) for layer in range(self.spec.num_layers))
+        layers = ((self.cached(layer), positions) for layer in range(self.spec.num_layers))
+        rows = row_digest((self.indices.global_end_index,) * self.spec.batch, layers)
+        if not self.scores_digest:
+            return rows
+        return hashlib.blake2b((rows + self.scores_digest).encode(), digest_size=16).hexdigest()

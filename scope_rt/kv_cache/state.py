@@ -53,6 +53,11 @@ class StateCache:
         return tuple(self._lengths)
 
     @property
+    def span(self) -> tuple[int, ...] | None:
+        """Tokens of the open span, per sequence; None where none is open."""
+        return self._span
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all states; a fork holds as much again until it ends."""
         return sum(part.nbytes for parts in self._parts.values() for part in parts)
@@ -63,7 +68,7 @@ class StateCache:
         Raises:
             CacheError: the counts are not the batch's.
         """
-        if len(num_tokens) != self.batch or min(num_tokens) < 0:
+        if len(num_tokens) != self.batch or min(num_tokens, default=0) < 0:
             raise CacheError(f"extend: got {tuple(num_tokens)}, want {self.batch} counts from 0 on")
         self._span, self._pending = tuple(num_tokens), {}
 
@@ -74,7 +79,7 @@ class StateCache:
         return self._parts[layer]
 
     def update(self, layer: int, *parts: Tensor) -> None:
-        """Give a layer's state behind the open span; again for the same layer replaces it.
+        """Copy a layer's state behind the open span; again for the same layer replaces it.
 
         Raises:
             CacheError: no span is open, or a part is missing or of another shape.
@@ -86,7 +91,7 @@ class StateCache:
         got = [tuple(part.shape) for part in parts]
         if got != want:
             raise CacheError(f"got a state of shapes {got}, want {want}")
-        self._pending[layer] = parts
+        self._pending[layer] = tuple(part.clone() for part in parts)
         self.counters.rows_written += self.batch
 
     def advance(self) -> None:

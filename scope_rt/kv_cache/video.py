@@ -16,7 +16,9 @@ from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
 def open_frame_cache(
     spec: KVCacheSpec, *, device: torch.device, group: Collectives | None = None
 ) -> FrameCache:
-    """Allocate this rank's share of the cache that `spec` describes.
+    """Allocate this rank's share of the cache that `spec` describes, for one stream.
+
+    A paged cache has its pool to itself, so all kinds but hierarchical hold as many frames.
 
     Raises:
         UserInputError: the heads cannot be shared by the group.
@@ -37,14 +39,12 @@ def open_frame_cache(
             return SlotCache(spec, policy=NewestFrames(spec), storage=InPlace(rows))
 
 
-def slots_for(
-    spec: KVCacheSpec, *, tp_degree: int, device: torch.device, num_streams: int = 1
-) -> RowStore:
-    """Memory for the slots of `num_streams` caches of one rank."""
+def slots_for(spec: KVCacheSpec, *, tp_degree: int, device: torch.device) -> RowStore:
+    """Memory for one rank's slots of one stream."""
     return RowStore(
         spec.row_format.shard(tp_degree),
         num_layers=spec.num_layers,
         batch=spec.batch,
-        num_slots=spec.capacity_tokens * num_streams,
+        num_slots=spec.capacity_tokens,
         device=device,
     )

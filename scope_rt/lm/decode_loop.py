@@ -10,10 +10,11 @@ pool, or it was refused; so it ends, and by induction all do.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scope_contracts.errors import CacheError, UserInputError, mismatch
-from scope_rt.kv_cache.block_key import SharingScope
+from scope_rt.kv_cache.backend_policy import check_dense_bound
+from scope_rt.kv_cache.block_key import BlockKey, SharingScope
 from scope_rt.kv_cache.paged import PagedCache
 from scope_rt.kv_cache.paged_store import PagedSequence, PagedStore
 from scope_rt.lm.requests import Completion, LoopCounters, Request, Specialist
@@ -30,6 +31,8 @@ class _Job:
     sequence: PagedSequence
     tokens_reused: int | None = None
     preemptions: int = 0
+    keys: list[BlockKey] = field(default_factory=list)
+    """Of the full blocks of `tokens`, as far as they were asked for: tokens only ever join."""
 
     @property
     def pending(self) -> int:
@@ -89,7 +92,7 @@ class DecodeLoop:
 
         Raises:
             UserInputError: it can never be answered: nothing asked, an unknown specialist or token,
-                or more tokens than the pool holds.
+                or more tokens than the pool, the model or dense attention takes.
             CacheError: too many wait already; nothing was changed.
         """
         specialist = self._fitting(request)
@@ -129,7 +132,7 @@ class DecodeLoop:
 
     def _fitting(self, request: Request) -> Specialist:
         """Who answers `request`; raises `UserInputError` where nobody ever can."""
-        specialist, pool = self.specialists.get(request.specialist), self.store.pool
+        specialist = self.specialists.get(request.specialist)
         if specialist is None:
             have = ", ".join(self.specialists)
             raise UserInputError(mismatch("specialist", got=request.specialist, want=have))
@@ -141,20 +144,36 @@ class DecodeLoop:
             want = f"0 to {specialist.vocab_size - 1}"
             raise UserInputError(mismatch(request.name, got=got, want=want))
         most = len(request.prompt) + request.max_new_tokens - 1  # the last one is never fed back
-        need = self.store.most_blocks(most, at_once=self.prefill_chunk)
+        self._check_room(request.name, specialist, most)
+        return specialist
+
+    def _check_room(self, name: str, specialist: Specialist, most: int) -> None:
+        """Refuse what a step would refuse, for a step would stop all requests with it."""
+        limits = {
+            "max_tokens of the cache": self.store.max_tokens,
+            f"max_position_embeddings of {specialist.name}": specialist.max_tokens,
+        }
+        for what, limit in limits.items():
+            if limit is not None and most > limit:
+                raise UserInputError(f"{name} feeds {most} tokens, {what} is {limit}; shorten it")
+        need, pool = self.store.most_blocks(most, at_once=self.prefill_chunk), self.store.pool
         if need > pool.num_blocks:
             raise UserInputError(
-                f"{request.name} needs {need} blocks for {most} tokens and the pool has "
+                f"{name} needs {need} blocks for {most} tokens and the pool has "
                 f"{pool.num_blocks}; shorten it, or raise the cache's byte budget"
             )
-        return specialist
+        at_once = max(min(self.prefill_chunk, most), self.max_running)
+        try:  # one chunk of a prompt, or one token of everybody
+            check_dense_bound(batch=1, heads=specialist.num_heads, queries=at_once, num_rows=most)
+        except CacheError as error:
+            sizes = f"prefill_chunk {self.prefill_chunk}, max_running {self.max_running}"
+            raise UserInputError(f"{name}: {error} ({sizes})") from None
 
     def _admit(self) -> None:
         """Start requests, oldest first, while all their tokens find room beside the others'."""
         while self._waiting and len(self._running) < self.max_running:
             job, pool = self._waiting[0], self.store.pool
-            keys = self.store.keys(job.tokens, job.scope)
-            match = self.store.prefixes.match(keys, len(job.tokens))
+            match = self.store.prefixes.match(self._keys(job), len(job.tokens))
             need = self._most_blocks(job) - len(match.blocks)
             promised = sum(
                 max(0, self._most_blocks(other) - len(other.sequence.blocks))
@@ -162,11 +181,15 @@ class DecodeLoop:
             )
             if need + promised > pool.num_free - pool.num_idle(match.blocks):
                 return
-            job.sequence = self.store.start(match, keys)
+            job.sequence = self.store.start(match)
             self.counters.tokens_reused += job.sequence.length
             if job.tokens_reused is None:
                 job.tokens_reused = job.sequence.length
             self._running.append(self._waiting.popleft())
+
+    def _keys(self, job: _Job) -> list[BlockKey]:
+        job.keys = self.store.keys(job.tokens, job.scope, job.keys)
+        return job.keys
 
     def _most_blocks(self, job: _Job) -> int:
         return self.store.most_blocks(len(job.tokens), at_once=self.prefill_chunk)
@@ -180,12 +203,11 @@ class DecodeLoop:
         if not jobs:
             return []
         feeds = [job.tokens[job.sequence.length :][: self.prefill_chunk] for job in jobs]
-        self._count(jobs, feeds)
         cache = PagedCache(self.store, [job.sequence for job in jobs])
         logits = next_logits(specialist.model, specialist.rows, cache, feeds)
+        self._count(jobs, feeds)
         for job, token in zip(jobs, logits.argmax(-1).tolist(), strict=True):
-            cached, known = job.tokens[: job.sequence.length], job.sequence.keys
-            self.store.publish(job.sequence, self.store.keys(cached, job.scope, known))
+            self.store.publish(job.sequence, self._keys(job))
             if not job.pending:
                 job.tokens.append(token)
         ended = [job for job in jobs if job.is_done]
@@ -195,12 +217,13 @@ class DecodeLoop:
         return ended
 
     def _count(self, jobs: Sequence[_Job], feeds: Sequence[Sequence[int]]) -> None:
-        num_tokens = sum(map(len, feeds))
+        """Count a forward that is done, token by token: a feed may hold the end of a prompt."""
         self.counters.forwards += 1
-        if jobs[0].pending > 1:
-            self.counters.tokens_prefilled += num_tokens
-        else:
-            self.counters.tokens_decoded += num_tokens
+        for job, feed in zip(jobs, feeds, strict=True):
+            answered = max(0, job.sequence.length - len(job.request.prompt))
+            decoded = min(len(feed), answered)
+            self.counters.tokens_decoded += decoded
+            self.counters.tokens_prefilled += len(feed) - decoded
 
     def _with_room(self, jobs: list[_Job]) -> list[_Job]:
         """Those of `jobs` that are left once the newest requests made room for them."""

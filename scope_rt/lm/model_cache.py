@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scope_contracts.errors import CacheError, UnsupportedError, UserInputError
 from scope_rt.kv_cache.interface import KVCache
+from scope_rt.kv_cache.paged import PagedCache
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed
@@ -89,6 +90,7 @@ class GenerateCache(ModelCache):
 
     Raises:
         UserInputError: the mask is of another batch, or the cache holds other tokens than those.
+        UnsupportedError: rows left the cache, or will: `generate()` expects one for every column.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class GenerateCache(ModelCache):
                 f"the cache holds {cache.lengths} tokens, the first {num_cached_columns} columns "
                 f"of the prompt have {counts}; reset it, or say how many columns it holds"
             )
+        _check_rows(cache, num_layers)
         super().__init__(cache, num_layers=num_layers)
         self._real_BC = real_BC
         self._num_columns = num_cached_columns
@@ -148,6 +151,23 @@ class GenerateCache(ModelCache):
             self._sources = (~new_BT).int().argsort(dim=1, stable=True)[:, : max(counts)]
         if not real_BC.all():
             self._rows_BC = (real_BC.cumsum(1) - 1).where(real_BC, -1)
+
+
+def _check_rows(cache: KVCache, num_layers: int) -> None:
+    """Refuse a cache that does not hold every row of its sequences for as long as they last."""
+    if isinstance(cache, PagedCache) and any(group.window for group in cache.store.groups):
+        reason = "the cache drops the rows that leave a window"
+    elif any(
+        (cache.positions(layer) >= 0).sum(1).tolist() != list(cache.lengths)
+        for layer in range(num_layers)
+    ):
+        reason = f"rows were evicted from a cache of {cache.lengths} tokens"
+    else:
+        return
+    raise UnsupportedError(
+        f"{reason}, and generate() expects one for every column; use next_logits, or a cache "
+        "without windows and eviction"
+    )
 
 
 def _pick(plane_BTHD: Tensor, sources_BN: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ class Specialist:
         self.name, self.model, self.lora_revision = name, model, lora_revision
         self.rows: ModelRows = model_rows(model)
         self.vocab_size: int = model.config.vocab_size
+        self.num_heads: int = model.config.num_attention_heads
+        self.max_tokens: int | None = model.config.to_dict().get("max_position_embeddings")
+        """Positions it was made for; None where its config names no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +50,10 @@ class LoopCounters:
     """What a loop did since it was made: exact, and never switched off."""
 
     tokens_prefilled: int = 0
-    """Tokens that were computed before a new one could be: of prompts, and again of answers."""
+    """Tokens of prompts that were computed, again after a preemption."""
     tokens_reused: int = 0
     """Tokens that were found computed instead."""
     tokens_decoded: int = 0
+    """Tokens of answers that were computed, again after a preemption; the last one never is."""
     forwards: int = 0
     preemptions: int = 0

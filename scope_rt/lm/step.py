@@ -1,11 +1,12 @@
 """One forward of a ragged batch: every sequence gets its own new tokens at its own positions."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from scope_rt.kv_cache.backend_policy import check_dense_bound
 from scope_rt.kv_cache.interface import KVCache
 from scope_rt.lm.model_cache import ModelCache
 from scope_rt.lm.model_rows import ModelRows
@@ -13,21 +14,36 @@ from scope_rt.lm.model_rows import ModelRows
 _KINDS = {True: "sliding_attention", False: "full_attention"}
 
 
+class AppendingCache(KVCache, Protocol):
+    """A cache that shows new rows behind those it holds, as contiguous and paged ones do."""
+
+    def rows_held(self, layer: int) -> tuple[int, ...]:
+        """Rows of every sequence that `view` shows, without asking the device."""
+        ...
+
+
 @torch.no_grad()
 def next_logits(
-    model: Any, rows: ModelRows, cache: KVCache, tokens: Sequence[Sequence[int]]
+    model: Any, rows: ModelRows, cache: AppendingCache, tokens: Sequence[Sequence[int]]
 ) -> Tensor:
     """Feed `tokens[b]` to sequence b and return the logits after its last one, `[B, vocabulary]`.
 
-    The cache must append behind what it holds (contiguous and paged do). A sequence that gets no
-    token has a row of logits that means nothing.
+    A sequence that gets no token has a row of logits that means nothing.
 
     Raises:
-        CacheError: there is no room; nothing was changed.
+        CacheError: there is no room, in the cache or for the scores of dense attention; nothing
+            was changed.
     """
     counts = [len(own) for own in tokens]
+    longest, device = max(counts, default=0), model.device
+    check_dense_bound(
+        batch=len(counts),
+        heads=model.config.num_attention_heads,
+        queries=longest,
+        num_rows=max(max(cache.rows_held(layer)) for layer in rows.layers.attention_layers)
+        + longest,
+    )
     cache.extend(counts)
-    longest, device = max(counts), model.device
     padded = [[*own, *[0] * (longest - len(own))] for own in tokens]
     starts = torch.tensor(cache.lengths, device=device)
     queries_BT = starts[:, None] + torch.arange(longest, device=device)
@@ -35,7 +51,7 @@ def next_logits(
     for layer, window in zip(rows.layers.attention_layers, rows.windows, strict=True):
         kind = _KINDS[window is not None]
         if kind not in masks:
-            keys_BK = _keys_after(cache, layer, torch.tensor(counts, device=device))
+            keys_BK = _keys_after(cache, layer, counts)
             masks[kind] = _mask(queries_BT, keys_BK, window, model.dtype)
     hidden = model.base_model(
         input_ids=torch.tensor(padded, device=device),
@@ -50,16 +66,16 @@ def next_logits(
     return logits
 
 
-def _keys_after(cache: KVCache, layer: int, counts_B: Tensor) -> Tensor:
+def _keys_after(cache: AppendingCache, layer: int, counts: Sequence[int]) -> Tensor:
     """Positions of the rows that the layer will show once the open span is appended, `[B, K]`."""
-    old_BK = cache.positions(layer)
-    held_B = (old_BK >= 0).sum(1)
-    row_K = torch.arange(int((held_B + counts_B).max()), device=old_BK.device)
-    starts_B = torch.tensor(cache.lengths, device=old_BK.device)
-    new_BK = (starts_B - held_B)[:, None] + row_K
-    keys_BK = new_BK.where(row_K < (held_B + counts_B)[:, None], -1)
+    old_BK, held = cache.positions(layer), cache.rows_held(layer)
+    shown = [rows + new for rows, new in zip(held, counts, strict=True)]
+    table = torch.tensor([held, shown, cache.lengths], device=old_BK.device)
+    held_B1, shown_B1, starts_B1 = table[..., None]
+    row_K = torch.arange(max(shown), device=old_BK.device)
+    keys_BK: Tensor = (starts_B1 - held_B1 + row_K).where(row_K < shown_B1, -1)
     common = min(old_BK.shape[1], keys_BK.shape[1])
-    is_old = row_K[:common] < held_B[:, None]
+    is_old = row_K[:common] < held_B1
     keys_BK[:, :common] = old_BK[:, :common].where(is_old, keys_BK[:, :common])
     return keys_BK
 

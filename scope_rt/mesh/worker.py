@@ -7,6 +7,7 @@ dies loudly; nothing here catches an error around a collective.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ class Worker:
         envelope, tensors = faults.reach(FaultPoint.ENTERED, chunk, (envelope, tensors))
         entered = self._entered(envelope)
         with located(f"chunk {chunk}"):
-            self._peer_check.before(self._digest(envelope, self._frames_chosen()))
+            self._peer_check.before(self._digest_with_scores(envelope))
             start_ns = time.perf_counter_ns()
             budget = self._budget(envelope)
             with self._instruments.trace.span(f"generate {chunk}", track="generate"):
@@ -118,18 +119,17 @@ class Worker:
             return self._lifecycle.enter(envelope)
         return self._lifecycle.follow(envelope)
 
-    def _frames_chosen(self) -> tuple[int, ...]:
-        """What the cache keeps by scores: the one thing that does not follow from the plan."""
-        cache = self._generator.cache
-        return cache.frames_kept if cache.spec.needs_attention_scores else ()
+    def _digest_with_scores(self, envelope: PPEnvelope) -> ScalarDigest:
+        """With what the cache keeps by scores: the one thing that does not follow from the plan."""
+        cache, digest = self._generator.cache, self._digest(envelope)
+        if not cache.spec.needs_attention_scores:
+            return digest
+        return replace(digest, frames_kept=cache.frames_kept, scores=cache.scores_digest)
 
-    def _digest(self, envelope: PPEnvelope, frames_kept: tuple[int, ...] = ()) -> ScalarDigest:
+    def _digest(self, envelope: PPEnvelope) -> ScalarDigest:
         generator = self._generator
         return ScalarDigest.of(
-            envelope,
-            generator.cache.indices,
-            conditioning=generator.text_digest,
-            frames_kept=frames_kept,
+            envelope, generator.cache.indices, conditioning=generator.text_digest
         )
 
     def _budget(self, envelope: PPEnvelope) -> CallBudget:

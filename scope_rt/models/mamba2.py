@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor, nn
 
+from scope_contracts.errors import CacheError, mismatch
 from scope_contracts.state_format import StateFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.state import StateCache
@@ -92,13 +93,21 @@ class Mamba2(nn.Module):
         self.out_proj = nn.Linear(c.inner_size, c.hidden_size, bias=False)
 
     def forward(self, x_BTC: Tensor, *, cache: StateCache, layer: int) -> Tensor:
-        """The layer's output over the open span; all sequences take all T tokens."""
+        """The layer's output over the open span; every sequence takes all T tokens, or none.
+
+        Raises `CacheError` where the span is another one: padding would go into the states.
+        """
+        num_tokens = x_BTC.shape[1]
+        if cache.span is None or not set(cache.span) <= {0, num_tokens}:
+            want = f"{num_tokens} tokens, or 0, of each sequence"
+            fix = "feed ragged sequences in batches of equal lengths"
+            raise CacheError(mismatch("the open span", got=cache.span, want=want, fix=fix))
         conv_BXK, ssm_BHPN = cache.state(layer)
         c = self.config
         gate, mixed, dt = self.in_proj(x_BTC).split([c.inner_size, c.conv_dim, c.num_heads], -1)
         padded = torch.cat([conv_BXK, mixed.transpose(1, 2)], dim=-1)
         inputs = self._inputs(F.silu(self.conv1d(padded)).transpose(1, 2), dt)
-        run = recurrence_step if x_BTC.shape[1] == 1 else masked_product
+        run = recurrence_step if num_tokens == 1 else masked_product
         y_BTHP, ssm_BHPN = run(inputs, ssm_BHPN)
         cache.update(layer, padded[..., -(c.conv_kernel - 1) :], ssm_BHPN)
         y_BTHP = y_BTHP + self.D[:, None] * inputs.x_BTHP

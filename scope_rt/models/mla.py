@@ -23,6 +23,7 @@ from scope_contracts.errors import UserInputError, mismatch
 from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.collectives import Collectives, SoloCollectives
+from scope_rt.kv_cache.backend_policy import check_dense_bound
 from scope_rt.kv_cache.indexer import mask_of
 from scope_rt.kv_cache.interface import KVCache
 from scope_rt.models.rope import THETA, rotate
@@ -95,7 +96,12 @@ class MLA(nn.Module):
         """Write the open span's latents to `cache` and attend to all rows it shows, causally.
 
         `selected_BTS` are the rows an indexer chose for each query, -1 for none; None means all.
+
+        Raises `CacheError` where the scores would not fit the dense bound; nothing was written.
         """
+        batch, num_new = x_BTC.shape[:2]
+        most_rows = max(cache.lengths) + num_new
+        check_dense_bound(batch=batch, heads=self.num_heads, queries=num_new, num_rows=most_rows)
         cache.append(layer, *self.latents(x_BTC, positions_BT))
         latent_BK1R, rope_key_BK1P = cache.view(layer)
         rows_BK = cache.positions(layer)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scope_rt.kv_cache.hierarchical.context import WorkingContext
-from scope_rt.kv_cache.hierarchical.editing import NodeAttention
+from scope_rt.kv_cache.hierarchical.node_model import NodeAttention
 from scope_rt.models.rope import rotate
 
 
@@ -68,6 +68,7 @@ class MultilevelModel(nn.Module):
     def __init__(self, config: MultilevelConfig) -> None:
         super().__init__()
         self.config = config
+        self.vocab_size, self.num_levels = config.vocab_size, config.num_levels
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.level_embedding = nn.Embedding(config.num_levels, config.dim)
         self.pool = nn.Linear(config.dim, config.dim, bias=False)
@@ -87,10 +88,6 @@ class MultilevelModel(nn.Module):
             x = block(x, rope, attend)
         out: Tensor = self.norm(x[0])
         return out
-
-    def logits(self, output: Tensor) -> Tensor:
-        """Scores of the next token, `[..., vocab_size]`; the weights are the embedding's."""
-        return output @ self.embedding.weight.T
 
     def _inputs(self, context: WorkingContext, nodes: Sequence[range]) -> list[Tensor]:
         """What enters the first layer, of every level.

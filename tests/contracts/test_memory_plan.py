@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scope_contracts.cache_spec import CacheKind, KVCacheSpec
+from scope_contracts.envelope import PlanId
 from scope_contracts.errors import CacheError, UserInputError
 from scope_contracts.gpus import GPUS, gpu_named
 from scope_contracts.memory_demand import ServingDemand, VideoDemand
@@ -50,7 +51,7 @@ def video(*, tp: int = 1, window: int = 21, batch: int = 1) -> VideoDemand:
         dtype=DType.BFLOAT16,
         block_frames=3,
     )
-    return VideoDemand(size=WAN_14B, spec=spec, tp=tp, text_len=512)
+    return VideoDemand(size=WAN_14B, spec=spec, tp=tp, text_len=512, plan_id=PlanId.PP0)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,8 @@ def serving(rows: RowFormat, *, batch: int = 8, weights_bytes: int = 0) -> Servi
 def test_paged_rows_come_in_whole_blocks() -> None:
     demand = serving(MLA_ROWS)
     odd = replace(demand, domain=replace(demand.domain, max_tokens=8185), block_size=256)
-    assert odd.plan().bytes_of("cache") == demand.plan().bytes_of("cache")
+    zero_blocks = 8 * 256 * demand.domain.spec.row_bytes(1)
+    assert odd.plan().bytes_of("cache") == demand.plan().bytes_of("cache") + zero_blocks
 
 
 def test_what_fits_needs_no_change() -> None:
@@ -176,6 +178,31 @@ def test_where_one_change_is_not_enough_the_answer_names_several() -> None:
         "--tp 8 --kv-cache quantized:int4 --batch 1",
     )
     assert fitting_changes(video(), GB) == (), "weights alone are more"
+
+
+@pytest.mark.parametrize("block_size", [None, 256])
+def test_a_length_is_cut_no_further_than_needed(block_size: int | None) -> None:
+    demand = replace(serving(MHA_ROWS), block_size=block_size)
+    (change,) = [c for c in fitting_changes(demand, 70 * GB) if c.startswith("--length")]
+    length = int(change.split()[1])
+
+    def fits(tokens: int) -> bool:
+        return (
+            replace(demand, domain=replace(demand.domain, max_tokens=tokens)).plan().fits(70 * GB)
+        )
+
+    assert fits(length)
+    assert not fits(length + 1)
+
+
+def test_a_stream_of_one_process_is_told_the_plan_that_shares_heads() -> None:
+    alone = replace(video(), plan_id=PlanId.SINGLE)
+    assert fitting_changes(alone, alone.plan().num_bytes - GB)[0] == "--plan tp_v1_1 --tp 2"
+
+
+def test_quantized_rows_that_keep_all_bits_are_refused() -> None:
+    with pytest.raises(UserInputError, match="'quantized:identity', want ring"):
+        replace(video().spec, kind=CacheKind.QUANTIZED)
 
 
 def test_a_latent_is_never_told_to_quantize() -> None:

@@ -98,9 +98,10 @@ OTHER_SCALAR: dict[str, Any] = {
     "kv_cache_attention_bias": 0.5,
     "conditioning": "other text",
     "frames_kept": (0, 7, 8),
+    "scores": "other scores",
 }
 TEXT = "0f" * 16
-KEPT = (0, 6, 7)
+BY_SCORES: dict[str, Any] = {"frames_kept": (0, 6, 7), "scores": "1e" * 16}
 SCALARS = [f.name for f in fields(ScalarDigest)]
 
 
@@ -114,18 +115,18 @@ def changed(digest: ScalarDigest, name: str) -> ScalarDigest:
 
 @pytest.fixture
 def digest(make_envelope: Callable[..., PPEnvelope]) -> ScalarDigest:
-    return ScalarDigest.of(make_envelope("rebuilt"), INDICES, conditioning=TEXT, frames_kept=KEPT)
+    plain = ScalarDigest.of(make_envelope("rebuilt"), INDICES, conditioning=TEXT)
+    return replace(plain, **BY_SCORES)
 
 
 def test_a_digest_takes_its_scalars_from_the_envelope_and_the_cache(
     make_envelope: Callable[..., PPEnvelope], digest: ScalarDigest
 ) -> None:
     envelope = make_envelope("rebuilt")
-    for name in set(SCALARS) - {"conditioning", "frames_kept"}:
+    for name in set(SCALARS) - {"conditioning", *BY_SCORES}:
         source = INDICES if name.endswith("_end_index") else envelope
         assert getattr(digest, name) == getattr(source, name)
     assert digest.conditioning == TEXT
-    assert digest.frames_kept == KEPT
 
 
 def test_a_digest_covers_every_scalar_that_is_not_checked_elsewhere() -> None:

@@ -112,12 +112,42 @@ def frames(kind: CacheKind, codec: CodecKind) -> Entry:
     return Entry(make=make, layers=(0, 1), batch=1, can_keep=False, can_go_back=False, evicts=True)
 
 
+class Leaves(HierarchicalCache):
+    """A hierarchical cache of which only the leaves are shown.
+
+    It makes the summaries itself, from the last leaf and their index, which every view checks.
+    """
+
+    def append(self, layer: int, *planes: torch.Tensor) -> None:
+        made, with_summaries = self._indices(self.hierarchy.nodes(self.span)), []
+        for plane in planes:
+            summaries = plane[:, -1:].repeat_interleave(made.numel(), dim=1)
+            summaries[..., 0] = made.view(-1, 1)
+            with_summaries.append(torch.cat([plane, summaries], dim=1))
+        super().append(layer, *with_summaries)
+        self.counters.rows_written -= made.numel()
+
+    def view(self, layer: int) -> tuple[torch.Tensor, ...]:
+        leaves, *_ = visible = self._visible(layer)
+        made, shown = self._indices(visible), super().view(layer)
+        for plane in shown:
+            assert (plane[0, len(leaves) :, :, 0] == made.view(-1, 1)).all()
+        self.counters.rows_read -= made.numel()
+        return tuple(plane[:, : len(leaves)] for plane in shown)
+
+    def positions(self, layer: int) -> torch.Tensor:
+        return super().positions(layer)[:, : len(self._visible(layer)[0])]
+
+    def _indices(self, nodes: tuple[range, ...]) -> torch.Tensor:
+        return torch.tensor([index for level in nodes[1:] for index in level])
+
+
 def hierarchical() -> Entry:
-    """Its leaves, as long as there are too few of them for a summary."""
+    """Groups of 2 in three levels, so that summaries come and go."""
     return Entry(
-        make=lambda: HierarchicalCache(
+        make=lambda: Leaves(
             full(CodecKind.IDENTITY),
-            Hierarchy(group=MAX_TOKENS + 1, windows=(None, None)),
+            Hierarchy(group=2, windows=(None, 2, None)),
             num_layers=2,
             max_leaves=MAX_TOKENS,
             device=CPU,

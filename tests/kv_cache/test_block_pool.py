@@ -1,13 +1,18 @@
 """Blocks are given out, shared and taken back by count, in an order that can be foretold."""
 
 import random
+import sys
 from collections import Counter, OrderedDict
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_contracts.errors import CacheError, UserInputError
+from scope_rt.kv_cache import block_pool
 from scope_rt.kv_cache.block_pool import BlockPool, PoolCounters
 
 
@@ -66,7 +71,7 @@ def test_an_evicted_block_is_not_found_any_more() -> None:
     assert pool.find("a") == a
     assert pool.allocate(1) == [a]
     assert (pool.find("a"), pool.find("b")) == (None, b)
-    assert not pool.is_registered(a)
+    assert pool.key(a) is None
     assert pool.counters.evictions == 1
 
 
@@ -134,6 +139,16 @@ def test_a_double_free_raises_and_changes_nothing(twice: object) -> None:
     before = state(pool)
     with pytest.raises(CacheError, match="freed twice"):
         pool.free(wrong)
+    assert state(pool) == before
+
+
+@pytest.mark.parametrize("foreign", [-1, 3, 99])
+def test_a_block_of_no_number_in_the_pool_is_refused_and_changes_nothing(foreign: int) -> None:
+    pool = BlockPool(3)
+    (block,) = pool.allocate(1)
+    before = state(pool)
+    with pytest.raises(CacheError, match=f"block {foreign} is not of this pool, which has 0 to 2"):
+        pool.free([block, foreign])
     assert state(pool) == before
 
 
@@ -241,3 +256,50 @@ def test_a_million_operations_are_counted_one_by_one_and_lose_no_block() -> None
         pool.free(table)
     assert pool.counters.allocations == pool.counters.frees == 500_000
     assert pool.num_free == pool.num_blocks
+
+
+def lines_run(call: Callable[[], object]) -> int:
+    """Calls and lines of the pool that `call` runs, those of generators and loops included."""
+    events = 0
+
+    def count(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal events
+        if frame.f_code.co_filename != block_pool.__file__:
+            return None
+        events += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return events
+
+
+def lines_by_move(num_blocks: int) -> dict[str, int]:
+    """What every move costs in a pool of which each block was held, and has a key."""
+    pool = BlockPool(num_blocks)
+    blocks = pool.allocate(num_blocks)
+    for block in blocks:
+        pool.register(block, block)
+    kept, others = blocks[:8], blocks[8:]
+    pool.free(others)
+    moves: dict[str, Callable[[], object]] = {
+        "find": lambda: pool.find(others[0]),
+        "hit": lambda: pool.hit(others[:2]),
+        "hold": lambda: pool.hold(kept[:2]),
+        "free": lambda: pool.free(kept),
+        "evict": lambda: pool.allocate(2),
+        "register": lambda: pool.register(others[-1], "new"),
+        "free, no key": lambda: pool.free(others[-2:-1]),
+        "count free": lambda: pool.num_free,
+    }
+    return {name: lines_run(move) for name, move in moves.items()}
+
+
+def test_no_move_costs_more_in_a_large_pool() -> None:
+    small, large = lines_by_move(64), lines_by_move(4096)
+    assert small == large
+    assert min(small.values()) > 1

@@ -83,6 +83,12 @@ def test_what_cannot_be_stored_shows_and_spoils_only_its_own_scale(
     assert torch.equal(back.isnan(), spoiled)
 
 
+@pytest.mark.parametrize("number", [7e4, -7e4])
+def test_a_minimum_that_float16_cannot_hold_shows_too(number: float) -> None:
+    back, _ = through(CodecKind.INT4, torch.full((1, 1, 16), number))
+    assert back.isnan().all()
+
+
 @pytest.mark.parametrize("kind", list(CodecKind))
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 def test_counted_bytes_are_those_of_the_tensors(kind: CodecKind, dtype: DType) -> None:

@@ -8,6 +8,7 @@ from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.contiguous import ContiguousCache
 from scope_rt.kv_cache.layer_map import AttnLayerMap
+from tests.kv_cache.waits import Waits
 
 FORMAT = RowFormat.full(heads=2, head_dim=4, dtype=DType.FLOAT32)
 HYBRID = AttnLayerMap(num_layers=52, attention_layers=tuple(range(3, 52, 4)))
@@ -155,7 +156,20 @@ def test_a_row_kept_twice_or_not_there_is_refused() -> None:
     for shape in ((1, 2), (2,), (3, 2)):
         with pytest.raises(CacheError, match=r"want \[2, K\]"):
             made.keep(0, torch.zeros(shape, dtype=torch.int64))
+    with pytest.raises(CacheError, match="of integers"):
+        made.keep(0, torch.zeros(2, 1))
     assert made.digest() == digest
+
+
+def test_eviction_waits_for_the_device_no_more_often_in_a_larger_batch() -> None:
+    made = cache(batch=4)
+    step(made, [5] * 4)
+    with Waits() as waits:
+        made.keep(0, torch.tensor([[4, 0, -1], [-1, 2, 1], [-1, -1, -1], [3, 1, 2]]))
+    assert waits.names == []
+    assert made.positions(0).tolist() == [[0, 4, -1], [1, 2, -1], [-1, -1, -1], [1, 2, 3]]
+    assert made.rows_held(0) == (2, 2, 0, 3)
+    assert made.counters.rows_evicted == 20 - 7
 
 
 @pytest.mark.parametrize(("batch", "max_tokens"), [(0, 8), (2, 0), (-1, 8)])

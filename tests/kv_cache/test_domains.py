@@ -22,7 +22,7 @@ SPEC = SequenceCacheSpec(
     row_format=RowFormat.latent(rank=16, rope_dim=8, dtype=DType.BFLOAT16),
     index_format=indexer_format(dim=8, dtype=DType.BFLOAT16),
     state_format=StateFormat.mamba2(
-        num_heads=2, head_dim=4, state_size=4, num_groups=1, conv_kernel=4, dtype=DType.FLOAT32
+        num_heads=4, head_dim=4, state_size=4, num_groups=4, conv_kernel=4, dtype=DType.FLOAT32
     ),
 )
 

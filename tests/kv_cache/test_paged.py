@@ -12,7 +12,8 @@ from torch import Tensor
 from scope_contracts.errors import CacheError, UnsupportedError, UserInputError
 from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
-from scope_rt.kv_cache.block_key import SharingScope
+from scope_rt.kv_cache.backend_policy import DeviceTraits, choose_lane
+from scope_rt.kv_cache.block_key import Attachment, SharingScope
 from scope_rt.kv_cache.contiguous import ContiguousCache
 from scope_rt.kv_cache.interface import KVCache
 from scope_rt.kv_cache.layer_map import AttnLayerMap
@@ -273,7 +274,7 @@ def test_rows_that_others_may_find_are_never_written_again() -> None:
     cache.truncate([6])
     feed(cache, [2], 1)
     found = of.prefixes.match(keys, 9)
-    reader = PagedCache(of, [of.start(found, keys)])
+    reader = PagedCache(of, [of.start(found)])
     assert torch.equal(reader.view(0)[0][0], kept)
     assert not torch.equal(cache.view(0)[0][0], kept)
 
@@ -291,7 +292,7 @@ def test_a_shared_prefix_is_held_once_and_outlives_the_one_who_computed_it() -> 
     keys = of.keys(range(9), SCOPE)
     of.publish(first.sequences[0], keys)
     digest_rows = first.view(0)[0][:, :8].clone()
-    second = PagedCache(of, [of.start(of.prefixes.match(keys, 9), keys)])
+    second = PagedCache(of, [of.start(of.prefixes.match(keys, 9))])
     assert second.lengths == (8,)
     assert of.counters.prefix_hits == 8
     assert of.pool.num_free == 2, "3 blocks of the first, none more for the second"
@@ -348,3 +349,72 @@ def test_a_byte_budget_buys_whole_blocks_and_one_for_zeros() -> None:
     assert store(num_blocks=9).rows.num_bytes == 10 * block
     with pytest.raises(UserInputError, match="cache budget bytes"):
         num_blocks(2 * block - 1)
+
+
+def publish(of: PagedStore, cache: PagedCache, tokens: Sequence[int]) -> None:
+    of.publish(cache.sequences[0], of.keys(tokens, SCOPE))
+
+
+def test_a_match_whose_blocks_were_given_to_others_holds_nothing() -> None:
+    of = store(num_blocks=4)
+    first, other = empty(of), empty(of)
+    feed(first, [8], 0)
+    publish(of, first, range(8))
+    first.reset()
+    stale = of.prefixes.match(of.keys(range(9), SCOPE), 9)
+    feed(other, [16], 1)
+    publish(of, other, range(100, 116))
+    other.reset()
+    before = (of.pool.num_free, of.pool.counters.hits, of.counters.prefix_hits)
+    with pytest.raises(CacheError, match="no longer holds the prefix that was matched"):
+        of.start(stale)
+    assert (of.pool.num_free, of.pool.counters.hits, of.counters.prefix_hits) == before
+
+
+def test_what_is_written_after_a_truncation_can_be_found_and_what_was_there_before_too() -> None:
+    of = store()
+    cache = empty(of)
+    feed(cache, [8], 0)
+    publish(of, cache, range(8))
+    cache.truncate([4])
+    feed(cache, [4], 1)
+    changed = [*range(4), *range(50, 54)]
+    publish(of, cache, changed)
+    for tokens, is_new in ((changed, True), (range(8), False)):
+        reader = PagedCache(of, [of.start(of.prefixes.match(of.keys(tokens, SCOPE), 9))])
+        assert reader.lengths == (8,)
+        assert torch.equal(reader.view(0)[0], cache.view(0)[0]) is is_new
+
+
+def test_blocks_that_a_fork_still_holds_make_no_room_when_they_leave_the_window() -> None:
+    cache = empty(store(num_blocks=3, windows=[4, 4]))
+    feed(cache, [8], 0)
+    cache.fork()
+    pool, before = cache.store.pool, cache.block_table().tolist()
+    with pytest.raises(CacheError, match="no room for 2 more blocks: 1 of 3 are free"):
+        cache.extend([8])
+    assert cache.block_table().tolist() == before
+    assert [pool.references(block) for block in range(3)] == [2, 2, 0]
+
+
+def test_a_batch_of_nothing_or_of_one_sequence_twice_is_refused() -> None:
+    of = store()
+    sequence = of.start()
+    for sequences in ([], [sequence, sequence]):
+        with pytest.raises(CacheError, match="at least 1, and each once"):
+            PagedCache(of, sequences)
+
+
+def test_a_store_tells_images_behind_equal_placeholders_apart() -> None:
+    of = store()
+    cat, dog = (
+        of.keys([0] * 8, SCOPE, attachments=[Attachment(start=1, num_tokens=2, content=content)])
+        for content in (b"cat", b"dog")
+    )
+    assert cat != dog
+    assert cat != of.keys([0] * 8, SCOPE)
+
+
+def test_a_store_reads_pages_as_the_lane_of_its_device_does() -> None:
+    made = PagedStore(FORMAT, layers=LAYERS, num_blocks=1, block_size=4, device=CPU)
+    assert made.page_support is choose_lane(DeviceTraits.of(CPU), FORMAT).lane.pages

@@ -81,7 +81,7 @@ def test_a_prefix_behind_the_window_is_reused_though_its_beginning_is_gone() -> 
     for _ in range(6):
         feed(cache, 4)
         store.publish(cache.sequences[0], keys)
-    reader = PagedCache(store, [store.start(store.prefixes.match(keys, 25), keys)])
+    reader = PagedCache(store, [store.start(store.prefixes.match(keys, 25))])
     assert reader.lengths == (24,)
     assert shown(reader, 0) == list(range(16, 24))
     feed(reader, 3)

@@ -74,6 +74,18 @@ def test_a_sequence_that_takes_no_token_keeps_its_state() -> None:
     assert made.lengths == (2, 1, 3)
 
 
+def test_a_state_that_is_written_over_later_is_kept_as_it_was_given() -> None:
+    made, given = cache(), states(1)
+    made.extend([1, 1, 1])
+    for layer in LAYERS:
+        made.update(layer, *given)
+        for part in given:
+            part.zero_()
+    made.advance()
+    for held, part in zip(made.state(0), states(1), strict=True):
+        assert torch.equal(held, part)
+
+
 def test_reset_is_a_fresh_cache_and_the_memory_stays() -> None:
     made = cache()
     step(made, 1)

@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
+from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, LATENTS_IN
 from scope_contracts.errors import CacheError, UserInputError
 from scope_rt.attention import mass
 from scope_rt.collectives import Collectives, SoloCollectives
+from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.frame_pages import PagedFrames, PagePool
 from scope_rt.kv_cache.heavy_frames import HeavyFrames
 from scope_rt.kv_cache.ring import NewestFrames
+from scope_rt.kv_cache.row_store import RowStore
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
 from scope_rt.kv_cache.video import open_frame_cache, slots_for
-from tests.tiny_models import BLOCK, CONFIG, CPU, Rollout, cache_spec
+from scope_rt.mesh.budget import CallBudget
+from tests.tiny_models import BLOCK, CONFIG, CPU, STEPS, Rollout, cache_spec, envelope
 
 KINDS = ["ring", "paged", "quantized:int8", "quantized:int4", "quantized:fp8", "h2o", "h2o:int8"]
 LOSSY = [kind for kind in KINDS if ":" in kind]
@@ -104,7 +108,14 @@ def test_the_chunk_in_flight_sees_itself_exact_and_only_its_last_call_is_encoded
 def test_a_stream_in_pages_of_a_shared_pool_is_the_rings_stream_bit_for_bit() -> None:
     ring = Rollout(sink=1, window=6)
     spec = ring.generator.cache.spec
-    pool = PagePool(slots_for(spec, tp_degree=1, device=CPU, num_streams=2), page_tokens=2)
+    rows = RowStore(
+        spec.row_format,
+        num_layers=spec.num_layers,
+        batch=spec.batch,
+        num_slots=2 * spec.capacity_tokens,
+        device=CPU,
+    )
+    pool = PagePool(rows, page_tokens=2)
     pair = [Rollout(sink=1, window=6, cache=CacheChoice(kind=CacheKind.PAGED)) for _ in range(2)]
     caches = []
     for rollout in pair:
@@ -119,6 +130,19 @@ def test_a_stream_in_pages_of_a_shared_pool_is_the_rings_stream_bit_for_bit() ->
     assert all(cache.counters.gathers > 0 for cache in caches), "pages never lay apart"
     caches[0].reset()
     assert pool.blocks.num_free == pool.blocks.num_blocks // 2
+
+
+def test_tokens_whose_pages_lie_apart_are_found_from_any_slot_on() -> None:
+    spec = spec_of("paged")
+    pool = PagePool(slots_for(spec, tp_degree=1, device=CPU), page_tokens=4)
+    one, other = (PagedFrames(pool, frame_tokens=4) for _ in range(2))
+    for frames, end in ((one, 8), (other, 4), (one, 12)):
+        frames.open(slice(0, end))
+    assert one.table[1] + 1 != one.table[2]
+    want = [4 * page + token for page in one.table[1:] for token in range(4)]
+    place = one.place(slice(4, 12))
+    assert isinstance(place, Tensor)
+    assert place.tolist() == want
 
 
 def test_pages_of_a_stream_alone_lie_in_order_and_nothing_is_copied() -> None:
@@ -169,6 +193,53 @@ def test_attention_mass_is_the_sum_of_the_probabilities(
     got = mass.mass_of_groups(q, k, group_tokens=4)
     assert torch.allclose(got.double(), want, atol=1e-5)
     assert abs(got.sum().item() - 2 * 5 * 3) < 1e-4
+
+
+def test_scores_are_the_mass_of_a_dense_sum_over_chunks_layers_heads_and_queries() -> None:
+    cache = opened(spec_of("h2o", sink=1, window=9))
+    policy, tokens = cache.policy, cache.spec.frame_tokens
+    assert isinstance(policy, HeavyFrames)
+    want: dict[int, float] = {}
+    for chunk in range(8):
+        window = cache.window(start_frame=BLOCK * chunk, num_frames=BLOCK)
+        want |= dict.fromkeys(range(BLOCK * chunk, BLOCK * (chunk + 1)), 0.0)
+        for layer in range(cache.spec.num_layers):
+            q, k = (2 * rows(cache.spec, 1000 * a + 10 * chunk + layer) for a in (1, 2))
+            shown, _ = cache.update(layer, window, k, k)
+            cache.observe(layer, window, q, shown)
+            p = (torch.einsum("bthd,bkhd->bhtk", q, shown) / DIM**0.5).softmax(-1)
+            mass = p.unflatten(-1, (-1, tokens)).sum((0, 1, 2, 4)).tolist()
+            for frame, part in zip(window.frames_in_view, mass, strict=True):
+                want[frame] += part
+        cache.advance(window)
+        want = {frame: want[frame] for frame in cache.frames_kept}
+        got = policy.scores[list(policy.slots_kept)].tolist()
+        assert got == pytest.approx([want[frame] for frame in cache.frames_kept], rel=1e-5)
+    assert cache.counters.rows_evicted > 0
+
+
+def test_the_digest_tells_caches_apart_that_will_evict_other_frames() -> None:
+    first, second = (opened(spec_of("h2o", sink=0, window=9)) for _ in range(2))
+    for cache in (first, second):
+        for chunk in range(3):
+            run_chunk(cache, chunk)
+    assert first.digest() == second.digest()
+    assert isinstance(second.policy, HeavyFrames)
+    second.policy.scores[0] += 1
+    assert first.scores_digest != second.scores_digest
+    assert first.digest() != second.digest()
+    assert first.frames_kept == second.frames_kept
+
+
+def test_counters_count_every_row_of_the_batch() -> None:
+    spec = replace(spec_of("ring", sink=1, window=6), batch=2)
+    cache = opened(spec)
+    for chunk in range(3):
+        run_chunk(cache, chunk, lambda n: rows(spec, n).expand(2, -1, -1, -1))
+    per_frame = 2 * spec.frame_tokens * spec.num_layers
+    assert cache.counters.rows_written == 9 * per_frame
+    assert cache.counters.rows_read == (3 + 6 + 7) * per_frame
+    assert cache.counters.rows_evicted == 2 * per_frame
 
 
 def planted(hitter: int) -> Callable[[int], Tensor]:
@@ -285,4 +356,55 @@ def test_a_model_streams_on_every_kind_and_stays_close_to_the_ring(kind: str) ->
     ring, other = (Rollout(sink=1, window=9, cache=CacheChoice.named(k)) for k in ("ring", kind))
     for want, got in zip(ring.run(range(3)), other.run(range(3)), strict=True):
         assert torch.equal(got, want) or ":" in kind
+        assert (got - want).abs().max() < 0.2
+
+
+def counted_scores(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The layers whose queries the policy was shown, in turn."""
+    cache, shown = rollout.generator.cache, list[int]()
+    observe = cache.observe
+
+    def observe_and_count(layer: int, window: WriteWindow, q: Tensor, k: Tensor) -> None:
+        shown.append(layer)
+        observe(layer, window, q, k)
+
+    monkeypatch.setattr(cache, "observe", observe_and_count)
+    return shown
+
+
+def test_a_chunk_is_scored_once_a_layer_by_its_clean_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = Rollout(sink=1, window=9, cache=CacheChoice.named("h2o"))
+    shown = counted_scores(rollout, monkeypatch)
+    rollout.run(range(3))
+    assert shown == 3 * list(range(CONFIG.num_layers))
+
+
+def test_only_the_last_call_of_a_chunk_is_encoded() -> None:
+    rollout = Rollout(sink=1, window=9, cache=CacheChoice.named("quantized:int8"))
+    rollout.run(range(3))
+    spec, counters = rollout.generator.cache.spec, rollout.generator.cache.counters
+    assert counters.rows_written == 3 * BLOCK * spec.frame_tokens * spec.num_layers
+
+
+def test_without_a_clean_pass_the_last_denoising_step_is_encoded() -> None:
+    """As a model streams that rebuilds its cache: here every other chunk."""
+    made: dict[str, list[Tensor]] = {}
+    for kind in ("ring", "quantized:int8"):
+        rollout = Rollout(sink=0, window=9, cache=CacheChoice.named(kind))
+        made[kind] = []
+        for chunk in range(4):
+            plan = replace(
+                envelope(chunk, calls=len(STEPS) + chunk % 2),
+                clean_pass=False,
+                do_kv_recompute=chunk % 2 == 1,
+            )
+            tensors = {LATENTS_IN: rollout.noise(chunk), CONDITIONING_EMBEDS: rollout.text}
+            if plan.do_kv_recompute:
+                tensors[CONTEXT_FRAMES_OVERRIDE] = made[kind][-1]
+            budget = CallBudget(chunk, plan.expected_generator_calls)
+            made[kind].append(rollout.generator.generate(plan, tensors, budget.enter))
+    spec, counters = rollout.generator.cache.spec, rollout.generator.cache.counters
+    num_frames = 4 * BLOCK + 2 * BLOCK
+    assert counters.rows_written == num_frames * spec.frame_tokens * spec.num_layers
+    for want, got in zip(made["ring"], made["quantized:int8"], strict=True):
         assert (got - want).abs().max() < 0.2

@@ -9,11 +9,10 @@ from torch import Tensor
 from scope_contracts.row_format import CodecKind
 from scope_rt.kv_cache.block_key import SharingScope
 from scope_rt.kv_cache.contiguous import ContiguousCache
-from scope_rt.kv_cache.interface import KVCache
 from scope_rt.kv_cache.paged import PagedCache
 from scope_rt.kv_cache.paged_store import PagedStore
 from scope_rt.lm.model_rows import ModelRows, model_rows
-from scope_rt.lm.step import next_logits
+from scope_rt.lm.step import AppendingCache, next_logits
 from tests.lm.eviction_models import tiny_lm
 from tests.tiny_models import CPU
 
@@ -53,7 +52,7 @@ class Bench:
             device=CPU,
         )
 
-    def feed(self, cache: KVCache, tokens: list[list[int]]) -> Tensor:
+    def feed(self, cache: AppendingCache, tokens: list[list[int]]) -> Tensor:
         return next_logits(self.model, self.rows, cache, tokens)
 
 
@@ -81,7 +80,7 @@ def shared_batch(it: Bench, store: PagedStore) -> PagedCache:
     sequences = []
     for prompt in PROMPTS:
         keys = store.keys(prompt, SCOPE)
-        sequences.append(store.start(store.prefixes.match(keys, len(prompt)), keys))
+        sequences.append(store.start(store.prefixes.match(keys, len(prompt))))
     return PagedCache(store, sequences)
 
 

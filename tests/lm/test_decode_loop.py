@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_contracts.errors import CacheError, UserInputError
+from scope_rt.kv_cache.block_key import BlockKey
 from scope_rt.kv_cache.paged_store import PagedStore
+from scope_rt.lm import decode_loop
 from scope_rt.lm.decode_loop import DecodeLoop
 from scope_rt.lm.requests import Completion, Request, Specialist
 from tests.lm.eviction_models import tiny_lm
@@ -20,8 +22,8 @@ NAMES = ("cpp", "python", "rust", "sql", "tests", "docs", "build", "review")
 CHANGES: dict[str, Any] = {"num_hidden_layers": 1}
 
 
-def specialist(name: str, seed: int, *, lora_revision: str = "") -> Specialist:
-    model = tiny_lm("llama", attention="sdpa", **CHANGES).double()
+def specialist(name: str, seed: int, *, lora_revision: str = "", **changes: Any) -> Specialist:
+    model = tiny_lm("llama", attention="sdpa", **CHANGES, **changes).double()
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.4, generator=generator)
@@ -32,7 +34,11 @@ SPECIALISTS = [specialist(name, seed) for seed, name in enumerate(NAMES)]
 
 
 def loop(
-    *, num_blocks: int = 200, specialists: Iterable[Specialist] = SPECIALISTS, **sizes: int
+    *,
+    num_blocks: int = 200,
+    specialists: Iterable[Specialist] = SPECIALISTS,
+    max_tokens: int | None = None,
+    **sizes: int,
 ) -> DecodeLoop:
     specialists = list(specialists)
     rows = specialists[0].rows
@@ -43,6 +49,7 @@ def loop(
         block_size=BLOCK,
         device=CPU,
         windows=rows.windows,
+        max_tokens=max_tokens,
     )
     return DecodeLoop(specialists, store, **sizes)
 
@@ -227,6 +234,78 @@ def test_a_request_that_can_never_fit_is_refused_with_what_to_change() -> None:
     with pytest.raises(UserInputError, match="needs 6 blocks for 21 tokens and the pool has 5"):
         of.submit(request("too long", prompt=range(1, 17), new=6))
     assert {done.request.name for done in of.run()} == {"fits"}
+
+
+def test_a_request_that_a_step_would_refuse_is_refused_before_it_stops_the_others() -> None:
+    short = loop(max_tokens=16)
+    far = specialist("far", 0, max_position_embeddings=1 << 20)
+    wide = loop(num_blocks=2_100, specialists=[far], prefill_chunk=8_200)
+    for of, to, length, says in (
+        (short, "cpp", 13, "feeds 17 tokens, max_tokens of the cache is 16; shorten it"),
+        (loop(), "cpp", 253, "feeds 257 tokens, max_position_embeddings of cpp is 256"),
+        (wide, "far", 8_196, "give at most 8184 queries at once .prefill_chunk 8200"),
+    ):
+        with pytest.raises(UserInputError, match=says):
+            of.submit(request("large", to, prompt=[1] * length))
+        of.submit(request("small", to, prompt=[1, 2, 3]))
+        assert [done.request.name for done in of.run()] == ["small"]
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(1, 512), (9, 8), (9, 512)])
+def test_prompts_and_answers_are_counted_apart_however_they_are_fed(
+    length: int, chunk: int
+) -> None:
+    of, asked = loop(prefill_chunk=chunk), request("a", prompt=range(1, 1 + length), new=3)
+    answers(of, [asked])
+    assert (of.counters.tokens_prefilled, of.counters.tokens_decoded) == (length, 2)
+    answers(of, [asked])  # of 9 tokens two blocks are found, and one token is computed
+    reused = of.counters.tokens_reused
+    assert reused == (8 if length == 9 else 0)
+    assert (of.counters.tokens_prefilled, of.counters.tokens_decoded) == (2 * length - reused, 4)
+
+
+def test_a_forward_that_failed_counts_nothing_and_can_be_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("out of memory")
+
+    of, asked = loop(), request("a", prompt=range(1, 10))
+    of.submit(asked)
+    with monkeypatch.context() as patched:
+        patched.setattr(decode_loop, "next_logits", fail)
+        with pytest.raises(RuntimeError):
+            of.step()
+    assert (of.counters.forwards, of.counters.tokens_prefilled) == (0, 0)
+    (done,) = of.run()
+    assert done.tokens == alone(asked)
+    assert of.counters.tokens_prefilled == 9
+
+
+def test_room_that_a_running_prompt_will_take_is_not_given_to_one_that_waits() -> None:
+    of = loop(num_blocks=10, prefill_chunk=8)
+    of.submit(request("first", "cpp", prompt=range(1, 33), new=1))  # 8 blocks in 4 steps
+    of.step()
+    of.submit(request("second", "rust", prompt=range(1, 29), new=1))  # 7 blocks, 8 are free
+    assert [done.request.name for done in of.run()] == ["first", "second"]
+    assert of.counters.preemptions == 0
+    assert of.counters.tokens_prefilled == 32 + 28
+
+
+def test_every_block_is_hashed_once_however_long_its_request_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, make = [], BlockKey.__init__
+
+    def counted(key: BlockKey, *args: Any, **kwargs: Any) -> None:
+        made.append(key)
+        make(key, *args, **kwargs)
+
+    monkeypatch.setattr(BlockKey, "__init__", counted)
+    of = loop(num_blocks=12)
+    requests = [request(f"r{n}", NAMES[n], prompt=range(1, 30), new=12) for n in range(3)]
+    answers(of, requests)
+    assert len(made) == 3 * (41 // BLOCK)  # the last of 29 + 12 tokens fills no block
 
 
 def test_one_more_than_may_wait_is_refused_and_may_come_again() -> None:

@@ -11,6 +11,7 @@ from scope_contracts.errors import CacheError, UnsupportedError, UserInputError
 from scope_contracts.row_format import CodecKind
 from scope_rt.kv_cache.paged import PagedCache
 from scope_rt.lm.model_cache import GenerateCache
+from tests.kv_cache.waits import Waits
 from tests.lm.paged_batch import (
     BATCH,
     PREFIXES,
@@ -112,7 +113,7 @@ def test_generate_from_a_shared_prefix_equals_generate_from_copies_of_it(kind: s
     copies.batch_repeat_interleave(BATCH)
     keys = [store.keys(prompt, SCOPE) for prompt in prompts]
     matches = [store.prefixes.match(own, len(p)) for own, p in zip(keys, prompts, strict=True)]
-    paged = PagedCache(store, [store.start(*pair) for pair in zip(matches, keys, strict=True)])
+    paged = PagedCache(store, [store.start(match) for match in matches])
     held = store.pool.num_blocks - store.pool.num_free
     own = GenerateCache(
         paged,
@@ -213,6 +214,45 @@ def test_a_cache_that_holds_other_tokens_is_refused_before_generate_runs() -> No
     it.feed(cache, [[1, 2, 3]])
     with pytest.raises(UserInputError, match="say how many columns it holds"):
         GenerateCache(cache, num_layers=2, attention_mask=torch.ones(1, 5))
+
+
+def test_a_cache_that_loses_rows_is_refused_before_generate_runs() -> None:
+    it = windowed()
+    store = it.store()
+    paged, evicted = PagedCache(store, [store.start()]), it.contiguous(1)
+    it.feed(evicted, [[1, 2, 3]])
+    evicted.keep(1, torch.tensor([[0, 2]]))
+    for cache, columns, says in (
+        (paged, 0, "rows that leave a window"),
+        (evicted, 3, "rows were evicted"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"{says}.*use next_logits"):
+            GenerateCache(
+                cache,
+                num_layers=2,
+                attention_mask=torch.ones(1, 5),
+                num_cached_columns=columns,
+            )
+
+
+def test_a_step_does_not_wait_for_the_device_before_its_logits_are_there() -> None:
+    it = bench("llama")
+    store = it.store()
+    for cache in (it.contiguous(2), PagedCache(store, [store.start(), store.start()])):
+        it.feed(cache, [[1, 2, 3], [1]])
+        with Waits() as waits:
+            it.feed(cache, [[1], [2]])
+        assert waits.names == []
+
+
+def test_scores_that_would_not_fit_are_refused_before_anything_is_touched() -> None:
+    it = bench("llama")  # 4 heads: 16 bytes a query and row
+    cache = it.contiguous(1, max_tokens=8_200)
+    with pytest.raises(CacheError, match="give at most 8184 queries at once"):
+        it.feed(cache, [[1] * 8_200])
+    assert cache.lengths == (0,)
+    cache.truncate([0])  # no span was opened
+    it.feed(cache, [[1, 2]])
 
 
 def test_beam_search_is_refused_with_what_to_use_instead() -> None:

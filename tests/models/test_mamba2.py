@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from scope_contracts.errors import CacheError
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.state import StateCache
 from scope_rt.models.mamba2 import Mamba2, Mamba2Config
@@ -64,6 +65,29 @@ def test_a_span_computed_again_moves_the_state_once() -> None:
         got = mixer(part, cache=cache, layer=5)
         cache.advance()
     assert (got - want[:, 6:]).abs().max() <= 1e-10
+
+
+@pytest.mark.parametrize("counts", [(6, 2), (5, 5), (6, 7)])
+def test_padding_never_goes_into_a_state(counts: tuple[int, int]) -> None:
+    cache = state_cache()
+    cache.extend(counts)
+    with pytest.raises(CacheError, match=r"want 6 tokens, or 0, of each sequence"):
+        layer()(hidden()[:, :6], cache=cache, layer=5)
+
+
+def test_a_sequence_may_sit_out_a_span() -> None:
+    mixer, x = layer(), hidden()
+    want, _ = run(mixer, x, [6, 5])
+    cache = state_cache()
+    cache.extend([6, 0])
+    mixer(x[:, :6], cache=cache, layer=5)
+    cache.advance()
+    cache.extend([5, 0])
+    got = mixer(x[:, 6:], cache=cache, layer=5)
+    cache.advance()
+    assert (got[0] - want[0, 6:]).abs().max() <= 1e-10
+    assert cache.lengths == (TOKENS, 0)
+    assert not cache.state(5)[1][1].any()
 
 
 def test_the_state_takes_the_same_bytes_at_any_length() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import CacheError, UserInputError
 from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.contiguous import ContiguousCache
@@ -208,6 +208,20 @@ def test_a_latent_is_not_quantized(codec: CodecKind) -> None:
     latent = RowFormat.latent(rank=512, rope_dim=64, dtype=DType.BFLOAT16)
     with pytest.raises(UserInputError, match="keep latent caches at codec identity"):
         RowFormat(planes=latent.planes, dtype=DType.BFLOAT16, codec=codec)
+
+
+def test_scores_beyond_the_dense_bound_are_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(MLA, "absorbed")  # that would take gigabytes
+    many = 9000
+    cache = latent_cache(max_tokens=many)
+    cache.extend([many] * BATCH)
+    x = torch.zeros(1, 1, 48, dtype=torch.float64).expand(BATCH, many, -1)
+    positions = torch.arange(many).expand(BATCH, -1)
+    with pytest.raises(CacheError, match=rf"dense attention of {many} queries.*queries at once"):
+        layer()(x, positions_BT=positions, cache=cache, layer=0)
+    assert cache.counters.rows_written == 0
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:

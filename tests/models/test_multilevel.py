@@ -61,8 +61,3 @@ def test_a_wider_node_turns_as_its_centre_and_blurs_what_is_fast() -> None:
     torch.testing.assert_close(pair.angle(), token.angle())  # tokens 3, 4, 5 around token 4
     assert (pair.abs() < 1).all()
     assert pair.abs()[0, 0] < pair.abs()[0, -1]
-
-
-def test_logits_are_scores_of_the_vocabulary() -> None:
-    scores = MODEL.logits(outputs(STRICT, WorkingContext.of(TOKENS, group=2)))
-    assert scores.shape == (len(TOKENS), MODEL.config.vocab_size)

@@ -28,7 +28,7 @@ def hashes(made: list[Any]) -> list[str]:
     return [sha256 for sha256, _ in made]
 
 
-@pytest.mark.parametrize("kind", ["h2o", "quantized:int8"])
+@pytest.mark.parametrize("kind", ["h2o", "quantized:int8", "paged:int8", "hierarchical"])
 def test_a_kind_of_cache_gives_the_same_video_in_every_plan(
     ranks: Ranks, folder: Path, kind: str
 ) -> None:
@@ -57,15 +57,15 @@ def misjudged(folder: Path, faults: str) -> None:
         list(session.stream("a red circle", num_chunks=NUM_CHUNKS))
 
 
-def test_a_rank_that_evicts_another_frame_is_named_with_both_sets(
+def test_a_rank_with_other_scores_is_named_before_it_evicts_another_frame(
     ranks: Ranks, folder: Path
 ) -> None:
     fault = at(rank=1, chunk=3, point=FaultPoint.GENERATOR, action="misjudge_frames")
     answers = ranks.run(2, misjudged, folder=folder, faults=encode(FaultPlan(faults=(fault,))))
     for _, error in answers:
         assert error is not None
-        assert error.startswith("ParityError: chunk 4: frames_kept: rank 0 has (")
-        assert "rank 1 has (" in error
+        assert error.startswith("ParityError: chunk 3: scores: rank 0 has '")
+        assert "rank 1 has '" in error
 
 
 def stream_on_two_kinds(folder: Path) -> None:

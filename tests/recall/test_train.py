@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from scope_contracts.errors import UserInputError
 from scope_rt.lm.recall import FOLDER, load_recall_model, new_recall_model, save_recall_model
 from scope_runners.recall.language import (
     FIRST_VALUE,
@@ -48,6 +49,20 @@ def test_training_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) ->
 def test_another_seed_trains_another_model(tmp_path: Path) -> None:
     first, second = trained(tmp_path / "0"), trained(tmp_path / "1", seed=1)
     assert not all(map(torch.equal, weights(first), weights(second)))
+
+
+def test_the_state_of_another_run_is_not_gone_on_from(tmp_path: Path) -> None:
+    trained(tmp_path)
+    for seed, curriculum in ((5, CURRICULUM), (0, CURRICULUM[:1])):
+        with pytest.raises(UserInputError, match="another seed or curriculum"):
+            Trainer(folder=tmp_path, seed=seed, curriculum=curriculum)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04 cut"])
+def test_a_damaged_state_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "state.pt").write_bytes(content)
+    with pytest.raises(UserInputError, match="is damaged, or no state of this trainer; delete it"):
+        Trainer(folder=tmp_path, seed=0, curriculum=CURRICULUM)
 
 
 def test_texts_get_longer_as_the_curriculum_says(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from scope_rt.config import RuntimeConfig
 from scope_rt.session import ScheduledEvent
 from scope_runners.job import Timeline, check_machine, check_outputs, place_events, prepare
 from scope_runners.request import parse_stream_request
+from tests.tiny_folder import write_tiny_folder
 
 
 def place(*arguments: str, fps: int = 16, frames_per_chunk: int = 12) -> Timeline:
@@ -51,6 +52,13 @@ def test_the_embedded_model_makes_chunks_of_its_own_size() -> None:
     )
     assert (job.timeline.frames_per_chunk, job.timeline.num_chunks) == (12, 27)
     assert (job.height, job.width) == (job.recipe.default_height, job.recipe.default_width)
+
+
+def test_a_cache_that_does_not_suit_the_model_is_refused_by_its_flag(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path)
+    arguments = ["--prompt", "a red circle", "--model", str(folder), "--kv-cache", "quantized:int4"]
+    with pytest.raises(UserInputError, match=r"--kv-cache quantized:int4: keys dim: got 12.*int8"):
+        prepare(parse_stream_request(arguments), RuntimeConfig())
 
 
 def test_more_ranks_than_cores_must_be_asked_for() -> None:

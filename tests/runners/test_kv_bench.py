@@ -125,6 +125,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(
     (tmp_path / "file").touch()
     assert main(["kv-bench", "--only", "needle", "--out", str(tmp_path / "file")]) == 2
     assert "choose a folder" in capsys.readouterr().err
+    assert two_parts == [], "it was checked before anything was measured"
 
 
 def test_a_library_that_is_missing_is_named_before_anything_is_measured(

@@ -36,8 +36,9 @@ def test_the_sweep_tells_every_system_and_every_task(swept: Part) -> None:
 def test_systems_that_evict_hold_equally_many_rows_and_pay_for_what_they_note(swept: Part) -> None:
     assert row(swept, FULL).peak_bytes == 128 * ROW_BYTES
     for name in EVICTING:
-        noted = row(swept, name).peak_bytes
-        assert noted == (needle.CAPACITY + PIECE_TOKENS) * (ROW_BYTES + 2 * (8 + 1 + 4))
+        # One of the two layers holds the piece it reads, while the other was cut already.
+        rows_of_a_layer = needle.CAPACITY + PIECE_TOKENS / 2
+        assert row(swept, name).peak_bytes == rows_of_a_layer * (ROW_BYTES + 2 * (8 + 1 + 4))
 
 
 def test_the_full_cache_solves_what_eviction_is_measured_on(swept: Part) -> None:

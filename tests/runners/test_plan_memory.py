@@ -7,9 +7,14 @@ import pytest
 import torch
 
 from scope_contracts.cache_spec import CacheChoice
-from scope_contracts.memory_demand import VideoDemand
+from scope_contracts.memory_demand import ServingDemand, VideoDemand
+from scope_contracts.row_format import CodecKind
 from scope_contracts.tensor_spec import DType
 from scope_rt.collectives import SoloCollectives
+from scope_rt.kv_cache.domains import CacheDomains
+from scope_rt.kv_cache.interface import KVCache
+from scope_rt.kv_cache.layer_map import AttnLayerMap
+from scope_rt.kv_cache.paged import PagedCache
 from scope_rt.kv_cache.video import open_frame_cache
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_runners.main import main
@@ -64,7 +69,7 @@ def test_sizes_typed_give_what_the_preset_gives(capsys: pytest.CaptureFixture[st
     [
         ("--model krea-14b", 7.7),
         ("--model wan-14b", 26.8),
-        ("--model wan-14b --tp 2", 13.4),
+        ("--model wan-14b --plan pp0 --tp 2", 13.4),
         ("--model wan-14b --kv-cache paged", 26.8),
         ("--model wan-14b --kv-cache quantized:int8", 13.6),
         ("--model wan-14b --kv-cache quantized:int4", 10.1),
@@ -97,7 +102,7 @@ def test_what_is_planned_for_the_embedded_model_is_what_is_allocated(kind: str) 
 def test_a_generator_rank_of_a_pipeline_holds_no_decoder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert "other weights" in planned("--model krea-14b --plan tp_v0", capsys)
+    assert "other weights" in planned("--model krea-14b --plan tp_v0 --tp 2", capsys)
     assert "other weights" not in planned("--model krea-14b --plan pp1", capsys)
 
 
@@ -134,6 +139,66 @@ def test_states_of_layers_that_do_not_attend_are_a_line(
     assert sizes == {39 * 2 * ((48 * 128 + 2 * 8 * 128) * 3 + 48 * 128 * 128)}
 
 
+def test_states_are_shared_by_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    given = "--model mla-52 --mamba2 48x128x128x8x4 --tp"
+    one, four = (planned(f"{given} {tp}", capsys)["recurrent states"] for tp in (1, 4))
+    assert one == 4 * four
+
+
+def test_states_that_nobody_told_are_a_line_that_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["plan-memory", "--model", "mla-52", "--json"])
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    (line,) = [line for line in lines if line["name"] == "recurrent states"]
+    assert line["estimate"]
+    assert line["because"] == "not known: 39 layers do not attend; give --mamba2"
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "quantized:int8", "paged", "paged:int8"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_is_planned_for_serving_is_what_is_allocated(kind: str, tp: int) -> None:
+    parser = CommandParser()
+    add_plan_memory_arguments(parser)
+    sizes = "--layers 3 --attention-layers 2 --heads 4 --head-dim 8 --mamba2 4x8x8x2x4 --batch 3"
+    typed = f"{sizes} --length 100 --dtype float32 --tp {tp} --kv-cache {kind}"
+    demand = MemoryRequest.typed(parser.parse_args(typed.split())).demand
+    assert isinstance(demand, ServingDemand)
+    plan, spec = demand.plan(), demand.domain.spec
+    layers = AttnLayerMap(num_layers=3, attention_layers=(0, 2))
+    domains = CacheDomains(demand.domain.num_bytes(tp), tp_degree=tp)
+    opened = domains.open(demand.domain, layers=layers, device=CPU)
+    assert opened.states is not None
+    assert plan.bytes_of("recurrent states") == opened.states.num_bytes
+    rows: KVCache = opened.rows
+    if demand.block_size is not None:
+        rows = PagedCache.allocate(
+            spec.row_format.shard(tp),
+            layers=layers,
+            batch=3,
+            num_blocks=3 * demand.rows // demand.block_size,
+            block_size=demand.block_size,
+            device=CPU,
+        )
+    assert plan.bytes_of("cache") == rows.num_bytes
+    assert spec.row_format.codec == (CodecKind.INT8 if "int8" in kind else CodecKind.IDENTITY)
+
+
+def test_advice_keeps_pages_and_is_taken_as_it_is_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["plan-memory", "--model", "mha-52", "--batch", "8", "--models", "8"]
+    given += ["--kv-cache", "paged", "--gpu-gib", "60"]
+    assert main([*given, "--json"]) == 1
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert "--kv-cache paged:int8" in changes
+    for change in changes:
+        assert main([*given, *change.split()]) == 0
+    (length,) = [change for change in changes if change.startswith("--length")]
+    one_block_more = str(int(length.split()[1]) + 1)
+    assert main([*given, "--length", one_block_more]) == 1
+
+
 def test_the_table_says_whether_it_fits_and_what_to_change(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -142,7 +207,7 @@ def test_the_table_says_whether_it_fits_and_what_to_change(
     assert main(["plan-memory", "--model", "wan-14b", "--gpu-gib", "56"]) == 1
     shown = capsys.readouterr().out
     assert "does not fit 60.13 GB: " in shown
-    assert "fits with any one of: --tp 2; --kv-cache quantized:int8; --window " in shown
+    assert "any one of: --plan tp_v1_1 --tp 2; --kv-cache quantized:int8; --window " in shown
     assert main(["plan-memory", "--model", "mla-52", "--gpu-gib", "0.5"]) == 1
     assert "no change of tp" in capsys.readouterr().out
 
@@ -151,13 +216,31 @@ def test_the_table_says_whether_it_fits_and_what_to_change(
     ("arguments", "sentence"),
     [
         ("--model no/such", "is no preset (krea-14b"),
-        ("--model krea-14b --tp 3", "tp: got 3, want a divisor of 40 heads"),
+        ("--model krea-14b --plan pp0 --tp 3", "tp: got 3, want a divisor of 40 heads"),
         ("--model krea-14b --length 5", "--length belong to language models"),
         ("--model mla-52 --window 5", "--window belong to video models"),
         ("--model mla-52 --kv-cache quantized:int8", "keep latent caches at codec identity"),
         ("--model mha-52 --kv-cache latent", "caches full keys and values"),
         ("--model mha-52 --kv-cache ring", "want contiguous, paged"),
-        ("--model mha-52 --kv-cache quantized:int3", "a codec of identity, int8"),
+        (
+            "--model mha-52 --kv-cache quantized:int3",
+            "quantized:int3', want a codec of identity, int8",
+        ),
+        ("--model mha-52 --kv-cache paged:int3", "a codec of identity, int8"),
+        ("--model mha-52 --kv-cache contiguous:int8", "want quantized:int8 or paged:int8"),
+        ("--model mha-52 --kv-cache quantized:identity", "want contiguous, which keeps all bits"),
+        ("--model krea-14b --tp 2", "use --tp 1 or --plan tp_v1_1, not --tp 2"),
+        ("--model krea-14b --plan tp_v0", "give --tp 2 or more"),
+        ("--rope-dim 64", "sizes lack --layers, --latent-rank"),
+        ("--latent-rank 64 --rope-dim 8", "sizes lack --layers;"),
+        ("--kv-heads 2", "sizes lack --layers, --heads, --head-dim"),
+        ("--layers 4 --latent-rank 8 --rope-dim 4 --ffn-dim 16", "leave out --ffn-dim"),
+        ("--layers 4 --latent-rank 8 --rope-dim 4 --heads 3", "leave out --heads"),
+        ("--layers 4 --heads 4 --head-dim 8 --ffn-dim 16 --kv-heads 2", "leave out --kv-heads"),
+        ("--model mha-52 --attention-layers 3", "got --model and --attention-layers"),
+        ("--model krea-14b --ffn-dim 100", "got --model and --ffn-dim"),
+        ("--layers 2 --heads 2 --head-dim 8 --mamba2 4x8x8x1x4", "all 2 layers attend"),
+        ("--model mla-52 --mamba2 48x128x128x8x4 --tp 3", "tp: got 3, want a divisor of 8"),
         ("--model mha-52 --block-size 16", "--block-size belongs to --kv-cache paged"),
         ("--model krea-14b --kv-cache bogus", "want one of ring"),
         ("--model krea-14b --height 100", "multiples of 16"),

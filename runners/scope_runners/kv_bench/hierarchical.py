@@ -21,7 +21,7 @@ from scope_rt.kv_cache.hierarchical.context import Collapse, Edit, Expand
 from scope_rt.kv_cache.hierarchical.cost import LEAST_GAIN, CostModel, speed_up
 from scope_rt.kv_cache.hierarchical.editing import EditableContext, EditReport
 from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy
-from scope_rt.kv_cache.hierarchical.replaced import ReplacedBlocks
+from scope_rt.kv_cache.hierarchical.node_model import NodeModel
 from scope_rt.models.multilevel import MultilevelConfig, MultilevelModel
 from scope_runners.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
 
@@ -160,7 +160,9 @@ def time_system(name: str, hierarchy: Hierarchy, scale: Scale) -> SystemTimes:
     )
 
 
-def _empty(model: MultilevelModel, hierarchy: Hierarchy, num_leaves: int) -> EditableContext:
+def _empty(
+    model: NodeModel, hierarchy: Hierarchy, num_leaves: int, *, undo_bytes: int = 0
+) -> EditableContext:
     row_format = RowFormat.full(
         heads=CONFIG.num_heads, head_dim=CONFIG.head_dim, dtype=DType.FLOAT32
     )
@@ -171,7 +173,9 @@ def _empty(model: MultilevelModel, hierarchy: Hierarchy, num_leaves: int) -> Edi
         max_leaves=num_leaves + DECODED_TOKENS,
         device=torch.device("cpu"),
     )
-    return EditableContext(model, cache, chunk_leaves=CHUNK_LEAVES, bit_equal=True)
+    return EditableContext(
+        model, cache, chunk_leaves=CHUNK_LEAVES, bit_equal=True, undo_bytes=undo_bytes
+    )
 
 
 def _there_and_back(fraction: float, gist_at: int, num_leaves: int) -> Iterator[list[Edit]]:
@@ -201,15 +205,16 @@ def _recomputed(fresh: EditableContext, edited: EditableContext) -> float:
 def _timed_undo(
     edited: EditableContext, fresh: EditableContext, gist_at: int, scale: Scale
 ) -> EditTimes:
-    edited.replaced = ReplacedBlocks(max_bytes=2 * edited.cache.num_bytes)
-    edited.load(edited.context)
+    bound = 2 * edited.cache.num_bytes
+    hierarchy = edited.cache.hierarchy
+    undoable = _empty(edited.model, hierarchy, scale.num_leaves + GROUP, undo_bytes=bound)
+    undoable.load(edited.context)
     measured = []
     for _ in range(scale.rounds):
         there, back = _there_and_back(0.5, gist_at, scale.num_leaves)
-        edited.edit(there)
-        report, undo_s = _timed(edited, back)
-        measured.append(_recomputed(fresh, edited) / undo_s)
-    edited.replaced = None
+        undoable.edit(there)
+        report, undo_s = _timed(undoable, back)
+        measured.append(_recomputed(fresh, undoable) / undo_s)
     return EditTimes(
         dirty_fraction=0.5, predicted=report.predicted_gain, measured=tuple(measured), report=report
     )

@@ -63,14 +63,10 @@ def _capacities(system: str, of_curve: Sequence[int]) -> Sequence[int | None]:
 def _row(model: Any, cells: Sequence[Cell]) -> SystemResult:
     """All tasks of one system at one length."""
     any_cell = cells[0]
-    row_bytes = bytes_per_token(model, any_cell.system)
-    most_rows = any_cell.length
-    if any_cell.capacity is not None:
-        most_rows = min(most_rows, any_cell.capacity + PIECE_TOKENS)
     return SystemResult(
         name=f"{any_cell.system}, {any_cell.length} tokens",
-        bytes_per_token=row_bytes,
-        peak_bytes=most_rows * row_bytes,
+        bytes_per_token=bytes_per_token(model, any_cell.system),
+        peak_bytes=max(cell.peak_bytes for cell in cells),
         quality=tuple(
             Quality(name=cell.task, value=100 * cell.accuracy, unit="%") for cell in cells
         ),

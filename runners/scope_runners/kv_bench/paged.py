@@ -16,14 +16,13 @@ import torch
 
 from scope_rt.kv_cache.block_pool import BlockPool
 from scope_rt.kv_cache.contiguous import ContiguousCache
-from scope_rt.kv_cache.interface import KVCache
 from scope_rt.kv_cache.paged import PagedCache
 from scope_rt.kv_cache.paged_store import PagedStore, num_blocks_in
 from scope_rt.lm.decode_loop import DecodeLoop
 from scope_rt.lm.model_rows import ModelRows, model_rows
 from scope_rt.lm.recall import new_recall_model
 from scope_rt.lm.requests import Completion, Request, Specialist
-from scope_rt.lm.step import next_logits
+from scope_rt.lm.step import AppendingCache, next_logits
 from scope_runners.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
 
 CPU = torch.device("cpu")
@@ -126,7 +125,7 @@ def measure_decoding(scale: Scale) -> tuple[SystemResult, ...]:
     rows = model_rows(model)
     batch = [_tokens(scale.context - 8 * index, seed=index) for index in range(8)]
     single = batch[:1]
-    makers: dict[str, Callable[[], tuple[KVCache, list[list[int]]]]] = {
+    makers: dict[str, Callable[[], tuple[AppendingCache, list[list[int]]]]] = {
         "contiguous": lambda: (_contiguous(rows, 8, scale), batch),
         "paged": lambda: (_paged(rows, 8, scale), batch),
         "contiguous, batch 1": lambda: (_contiguous(rows, 1, scale), single),
@@ -134,7 +133,7 @@ def measure_decoding(scale: Scale) -> tuple[SystemResult, ...]:
     }
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     anew: dict[int, list[float]] = {1: [], 8: []}
-    caches: dict[str, KVCache] = {}
+    caches: dict[str, AppendingCache] = {}
     for _ in range(scale.rounds):
         for name, make in makers.items():
             cache, texts = make()
@@ -215,8 +214,8 @@ def measure_back_pressure(num_requests: int = 32, budget_bytes: int = 400_000) -
     small, large = _loop(specialists, budget_bytes), _loop(specialists, 20 * budget_bytes)
     answers, expected = _answers(small, requests), _answers(large, requests)
     started = [
-        sum((loop.counters.tokens_prefilled, loop.counters.tokens_reused))
-        for loop in (small, large)
+        sum((it.tokens_prefilled, it.tokens_decoded, it.tokens_reused))
+        for it in (small.counters, large.counters)
     ]
     return BackPressure(
         num_requests=num_requests,
@@ -266,7 +265,7 @@ def _reuse_row(reuse: PrefixReuse) -> SystemResult:
 
 
 def _decode_seconds(
-    model: Any, rows: ModelRows, cache: KVCache, texts: Sequence[list[int]], steps: int
+    model: Any, rows: ModelRows, cache: AppendingCache, texts: Sequence[list[int]], steps: int
 ) -> float:
     """Processor time of one decoding step, once `texts` are cached."""
     feed = next_logits(model, rows, cache, texts).argmax(-1)[:, None].tolist()

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
+from scope_rt.streaming.output_file import claim
 from scope_runners.kv_bench.report import as_json, table
 from scope_runners.kv_bench.result import Effort, Part
 
@@ -53,7 +54,8 @@ def run_kv_bench(args: argparse.Namespace) -> int:
     """Measure, print and draw.
 
     Raises:
-        UserInputError: a library that a part needs is not installed; nothing was measured.
+        UserInputError: a library that a part needs is not installed, or `--out` cannot be written;
+            nothing was measured.
     """
     import torch
 
@@ -62,6 +64,7 @@ def run_kv_bench(args: argparse.Namespace) -> int:
     measures = {name: _measure_of(name) for name in args.only}
     if args.out is not None:
         _require("matplotlib")
+        claim(args.out / "plots.png", suffixes=(".png",)).unlink()
     torch.set_num_threads(args.threads)
     effort = Effort.QUICK if args.quick else Effort.FULL
     parts = _measured(measures, effort, tell=not args.json)

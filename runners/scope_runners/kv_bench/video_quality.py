@@ -7,39 +7,37 @@ Twice, with the same noise for all kinds:
   distance to the truth, and what a cache costs is the difference of two such distances;
 * with its own past: what a viewer would see. There any rounding grows into another stream, which
   may be as good; only whether named things are seen is comparable.
-
-Chunks of all kinds are made in turn, so a busy machine slows all of them down alike.
 """
 
 import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from einops import rearrange
-from numpy.typing import NDArray
-from torch import Tensor
 
-from scope_contracts.errors import UnsupportedError
 from scope_rt.attention.backend import backend_named, default_backend
 from scope_rt.collectives import SoloCollectives
-from scope_rt.config import RuntimeConfig
-from scope_rt.control.chunk import Chunk
 from scope_rt.kv_cache.video import open_frame_cache
 from scope_rt.models.generator import BlockCausalSelfAttention
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.rope import rotations
 from scope_rt.session import StreamSession
-from scope_rt.text.words import SceneSpec
 from scope_runners.kv_bench.result import Effort, Part, Quality, SystemResult
-from scope_runners.tiny.prompts import describe
+from scope_runners.kv_bench.video_streams import (
+    EQUAL_BYTES,
+    RING,
+    Clip,
+    Frames,
+    Made,
+    Streams,
+    true_clip,
+)
 from scope_runners.tiny.verdicts import judge
-from scope_runners.tiny.world import CHUNK_FRAMES, sample_clips
+from scope_runners.tiny.world import CHUNK_FRAMES
 
-RING = "ring"
 CACHES = (
     RING,
     "paged",
@@ -49,13 +47,13 @@ CACHES = (
     "h2o",
     "h2o:int8",
     "hierarchical",
+    EQUAL_BYTES,
 )
 WARM_UP_CHUNKS = 3
 """The window is full then; what comes before is not compared."""
 _CPU = torch.device("cpu")
 _TRUTH_SEED = 2**21
 """Clips that neither training nor evaluation draws."""
-Frames = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,78 +73,21 @@ LENGTHS: Mapping[Effort, Length] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
-    """A true video of one scene, whose prompt never changes."""
-
-    scene: SceneSpec
-    frames: Frames
-    """uint8 `[T, H, W, 3]`."""
-    latents: tuple[Tensor, ...]
-    """By chunk, `[1, F, C, H/8, W/8]`."""
-
-
-@dataclass(slots=True)
-class ToldPast:
-    """What later chunks are told, by chunk index; a chunk of which nothing is told is its own."""
-
-    latents: dict[int, Tensor] = field(default_factory=dict)
-
-    def __call__(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
-        return self.latents.get(chunk_index, latents_BFCHW)
-
-
-class Streams:
-    """One session for every kind of cache, all of one seed, that stream the same scenes."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.sessions: dict[str, StreamSession] = {}
-        self.refusals: dict[str, str] = {}
-        """Kinds that cannot run here, and why."""
-        self._past = ToldPast()
-        self._num_made = 0
-        for name in names:
-            try:
-                self.sessions[name] = StreamSession(
-                    EMBEDDED, seed=1, kv_cache=name, past=self._past, config=RuntimeConfig()
-                )
-            except UnsupportedError as error:
-                self.refusals[name] = str(error)
-
-    def run(
-        self, scene: SceneSpec, num_chunks: int, *, told: Sequence[Tensor] = ()
-    ) -> dict[str, list[Chunk]]:
-        """A scene in every kind of cache, chunk by chunk in turn.
-
-        `told` is the past of all of them, by chunk; where it is empty each has its own.
-        """
-        self._past.latents = {self._num_made + index: x for index, x in enumerate(told)}
-        streams = {
-            name: session.stream(describe(scene), num_chunks=num_chunks)
-            for name, session in self.sessions.items()
-        }
-        made: dict[str, list[Chunk]] = {name: [] for name in streams}
-        for _ in range(num_chunks):
-            for name, stream in streams.items():
-                made[name].append(next(stream))
-        self._num_made += num_chunks
-        return made
-
-    def close(self) -> None:
-        for session in self.sessions.values():
-            session.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
     """What one kind of cache made of one clip's scene."""
 
-    given_past: list[Chunk]
-    own_past: list[Chunk]
+    given_past: list[Made]
+    own_past: list[Made]
 
 
 def measure(effort: Effort) -> Part:
     """Stream a few scenes in every kind of cache that can run here."""
-    length, streams = LENGTHS[effort], Streams(CACHES)
+    return measure_caches(CACHES, LENGTHS[effort])
+
+
+def measure_caches(names: Sequence[str], length: Length) -> Part:
+    """... in the caches of these names, the ring among them."""
+    streams = Streams(names)
     clips = [true_clip(length.num_chunks, seed=_TRUTH_SEED + n) for n in range(length.num_clips)]
     by_name: dict[str, list[Streamed]] = {name: [] for name in streams.sessions}
     recompute, anew_ms = Recompute(streams.sessions[RING]), list[float]()
@@ -167,7 +108,8 @@ def measure(effort: Effort) -> Part:
         systems=tuple(systems),
         notes=(
             f"{length.num_clips} scenes; {length.num_chunks} chunks with the given true past, "
-            f"{length.num_viewed_chunks} with their own; all but hierarchical hold as many frames",
+            f"{length.num_viewed_chunks} with their own; all but the last two hold as many frames",
+            "the model was trained on the ring's window: a wider one is new to it",
         ),
     )
 
@@ -202,8 +144,8 @@ class Recompute:
 
     @torch.inference_mode()
     def chunk_ms(self) -> float:
-        """Time of the model's calls for one chunk."""
-        start_ns = time.perf_counter_ns()
+        """Processor time of the model's calls for one chunk."""
+        start_ns = time.process_time_ns()
         for _ in self._steps:
             self._model(
                 self._latents,
@@ -212,22 +154,7 @@ class Recompute:
                 text=self._text,
                 attend=self._attend,
             )
-        return (time.perf_counter_ns() - start_ns) / 1e6
-
-
-def true_clip(num_chunks: int, *, seed: int) -> Clip:
-    """A clip of the model's world, encoded by its codec."""
-    generator = torch.Generator().manual_seed(seed)
-    clips = sample_clips(1, num_chunks * CHUNK_FRAMES, generator, change_probability=0.0)
-    video = ((clips.video_BTCHW + 1) * 127.5).round().to(torch.uint8)
-    frames_BTHWC = rearrange(video, "b t c h w -> b t h w c")
-    folder = ModelFolder.open(EMBEDDED)
-    latents = folder.codec().streaming_encoder().encode(frames_BTHWC)
-    return Clip(
-        scene=clips.scenes[0][0],
-        frames=frames_BTHWC[0].numpy(),
-        latents=latents.split(folder.recipe.frames_per_block, dim=1),
-    )
+        return (time.process_time_ns() - start_ns) / 1e6
 
 
 def _system(
@@ -239,15 +166,15 @@ def _system(
 ) -> SystemResult:
     mine, ring = by_name[name], by_name[RING]
     to_ring = _psnr_db(
-        (a.frames, b.frames)
+        (a.chunk.frames, b.chunk.frames)
         for made, reference in zip(mine, ring, strict=True)
-        for a, b in _compared(made.given_past, reference.given_past)
+        for a, b in list(zip(made.given_past, reference.given_past, strict=True))[WARM_UP_CHUNKS:]
     )
     to_truth, ring_to_truth = _truth_db(mine, clips), _truth_db(ring, clips)
     seen = [
-        judge(chunk.frames, clip.scene).all_colours
-        for made, clip in zip(mine, clips, strict=True)
-        for chunk in made.own_past
+        judge(made.chunk.frames, clip.scene).all_colours
+        for streamed, clip in zip(mine, clips, strict=True)
+        for made in streamed.own_past
     ]
     equal = [Quality(name="PSNR to ring", value=to_ring, unit="dB")] if to_ring < np.inf else []
     return SystemResult(
@@ -270,23 +197,17 @@ def _system(
 
 
 def ms_per_chunk(made: Sequence[Streamed]) -> float:
-    """Median time of the generator alone, once the window is full."""
+    """Median processor time of the generator alone, once the window is full."""
     return statistics.median(
-        chunk.stage_ms["generate"]
-        for streamed in made
-        for chunk in streamed.own_past[WARM_UP_CHUNKS:]
+        each.generate_ms for streamed in made for each in streamed.own_past[WARM_UP_CHUNKS:]
     )
-
-
-def _compared(mine: Sequence[Chunk], other: Sequence[Chunk]) -> Iterable[tuple[Chunk, Chunk]]:
-    return zip(mine[WARM_UP_CHUNKS:], other[WARM_UP_CHUNKS:], strict=True)
 
 
 def _truth_db(made: Sequence[Streamed], clips: Sequence[Clip]) -> float:
     return _psnr_db(
-        (chunk.frames, clip.frames[index * CHUNK_FRAMES : (index + 1) * CHUNK_FRAMES])
+        (each.chunk.frames, clip.frames[index * CHUNK_FRAMES : (index + 1) * CHUNK_FRAMES])
         for streamed, clip in zip(made, clips, strict=True)
-        for index, chunk in enumerate(streamed.given_past)
+        for index, each in enumerate(streamed.given_past)
         if index >= WARM_UP_CHUNKS
     )
 

@@ -4,7 +4,8 @@ Texts are fed in pieces, as a stream or a chunked prefill would, so the cache is
 moment: a policy chooses before it knows the question. All of it follows from one seed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 
 from scope_runners.recall.language import Text
-from scope_runners.recall.systems import EVICTING, opened
+from scope_runners.recall.systems import EVICTING, cache_bytes, opened
 from scope_runners.recall.tasks import Task, draw_task
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 0.9)
@@ -31,6 +32,8 @@ class Cell:
     """Rows a layer keeps; None is all."""
     right: tuple[tuple[float, float], ...]
     """`(depth, share of right answers)`."""
+    peak_bytes: int
+    """The most that the cache held at once of a text, measured while attention ran."""
 
     @property
     def accuracy(self) -> float:
@@ -56,7 +59,8 @@ def measure_cell(
     rng = np.random.default_rng([SWEEP_SEED, length, list(Task).index(task)])
     texts = [draw_task(task, length, depth, rng) for depth in depths for _ in range(num_texts)]
     capacity = capacity if system in EVICTING else None
-    with opened(model, system, capacity=capacity, batch=len(texts), length=length) as cache:
+    size = {"batch": len(texts), "length": length}
+    with opened(model, system, capacity=capacity, **size) as cache, bytes_held(model) as held:
         shares = right_answers(model, texts, cache=cache)
     by_depth = np.array(shares).reshape(len(depths), num_texts).mean(axis=1)
     return Cell(
@@ -65,7 +69,27 @@ def measure_cell(
         length=length,
         capacity=capacity,
         right=tuple(zip(depths, by_depth.tolist(), strict=True)),
+        peak_bytes=max(held) // len(texts),
     )
+
+
+@contextmanager
+def bytes_held(model: Any) -> Iterator[list[int]]:
+    """Bytes of the whole cache after each attention that runs in the block, before it evicts."""
+    held: list[int] = []
+
+    def note(_: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
+        held.append(cache_bytes(kwargs["past_key_values"]))
+
+    hooks = [
+        layer.self_attn.register_forward_hook(note, prepend=True, with_kwargs=True)
+        for layer in model.model.layers
+    ]
+    try:
+        yield held
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @torch.inference_mode()

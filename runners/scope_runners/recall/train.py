@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ HINT_WEIGHT = 0.5
 WARMUP_STEPS, DECAY_SHARE = 50, 0.4
 MATRIX_LR, REST_LR = 1e-2, 5e-3
 HELD_OUT_SEED = 1_000_000
+_UNREADABLE = (OSError, EOFError, RuntimeError, LookupError, TypeError, UnpicklingError, ValueError)
 
 
 class Trainer:
@@ -107,8 +109,14 @@ class Trainer:
                 seen = []
                 self.save()
 
+    @property
+    def _run(self) -> str:
+        """What a state must agree with to be gone on from."""
+        return f"seed {self.seed}, {self.curriculum}"
+
     def save(self) -> None:
         state = {
+            "run": self._run,
             "step": self.step,
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -121,11 +129,21 @@ class Trainer:
         path = self.folder / "state.pt"
         if not path.exists():
             return
-        state = torch.load(path)
-        self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        try:
+            state = torch.load(path)
+            if state["run"] != self._run:
+                raise UserInputError(
+                    f"{path} is of a run with another seed or curriculum ({state['run']}); choose "
+                    "another --out, or the seed it was started with"
+                )
+            self.step = state["step"]
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+        except _UNREADABLE as error:
+            raise UserInputError(
+                f"{path} is damaged, or no state of this trainer; delete it to start again"
+            ) from error
         print(f"resumed at step {self.step}", flush=True)
 
 

@@ -150,6 +150,10 @@ class HierarchicalCache:
         self.counters.advances += 1
         self._span = None
 
+    def abandon(self) -> None:
+        """Close the open span, if there is one, as if it had never been opened."""
+        self._span = None
+
     def keep(self, layer: int, rows_BK: Tensor) -> None:
         raise UnsupportedError(
             "a hierarchical cache evicts no row: visibility follows from distance. Choose smaller "
@@ -191,11 +195,12 @@ class HierarchicalCache:
     def digest(self) -> str:
         """As the interface says, over the rows of all levels, seen or not."""
         nodes = self.hierarchy.nodes(Span(start=0, end=self.num_leaves))
-        return row_digest(
+        layers = (
             (store.read(layer, slice(level.start, level.stop)), self._numbers(level))
             for layer in range(self.num_layers)
             for store, level in zip(self.levels, nodes, strict=True)
         )
+        return row_digest(self.lengths, layers)
 
     def save(self, span: Span) -> SavedRows:
         """A copy of a span's rows, of every node that is full with one of its leaves."""

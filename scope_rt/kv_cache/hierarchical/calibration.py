@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from scope_contracts.errors import UserInputError, mismatch
 from scope_rt.kv_cache.hierarchical.cost import CostModel, fitted
 from scope_rt.kv_cache.hierarchical.editing import EditableContext
 
@@ -23,10 +24,14 @@ def calibrate(
     that a machine that becomes busy is not taken for a deeper context.
 
     Raises:
-        UserInputError: there are fewer than two full chunks.
+        UserInputError: there are fewer than two full chunks; nothing was changed.
     """
-    context.append(tokens)
     chunk = context.chunk_leaves
+    leaves = context.context.num_leaves + len(tokens)
+    if leaves < 2 * chunk:
+        want = f"at least {2 * chunk}, two chunks"
+        raise UserInputError(mismatch("leaves to calibrate with", got=leaves, want=want))
+    context.append(tokens)
     last = context.context.num_leaves // chunk - 1
     starts = sorted({last * probe // (_PROBES - 1) * chunk for probe in range(_PROBES)})
     seconds: dict[int, list[float]] = {start: [] for start in starts}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import UserInputError, mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,12 @@ class WorkingContext:
 
     @classmethod
     def of(cls, tokens: Iterable[int] | Tensor, *, group: int) -> "WorkingContext":
-        """All tokens as leaves."""
-        time = torch.as_tensor(
-            tokens if isinstance(tokens, Tensor) else list(tokens), dtype=torch.int64
-        )
+        """All tokens as leaves.
+
+        Raises:
+            UserInputError: a token is negative or no 64-bit number.
+        """
+        time = tokens.long() if isinstance(tokens, Tensor) else _checked(list(tokens))
         starts = torch.arange(time.numel())
         return cls(group=group, tokens=time, starts=starts, levels=torch.zeros_like(starts))
 
@@ -136,7 +138,7 @@ class WorkingContext:
         return int(torch.searchsorted(self.starts, time, right=True)) - 1
 
     def _expanded(self, edit: Expand) -> "WorkingContext":
-        leaf = self._leaf_at(edit.start)
+        leaf = self._leaf_at(edit.start) if 0 <= edit.start < self.tokens.numel() else -1
         if leaf < 0 or self.starts[leaf] != edit.start or self.levels[leaf] == 0:
             raise UserInputError(
                 f"expand: no gist leaf begins at time {edit.start}; expand what was collapsed"
@@ -146,18 +148,22 @@ class WorkingContext:
         return self._with_leaves(leaf, leaf + 1, starts, level)
 
     def _collapsed(self, edit: Collapse) -> "WorkingContext":
+        num_tokens = self.tokens.numel()
+        if not 0 < edit.level <= num_tokens.bit_length():
+            want = f"from 1 on, and so small that {self.group}**level fits {num_tokens} tokens"
+            raise UserInputError(mismatch("collapse: level", got=edit.level, want=want))
         span = self.group**edit.level
-        first, last = self._leaf_at(edit.start), self._leaf_at(edit.start + span)
         end = edit.start + span
-        fits = edit.level > 0 and edit.start % span == 0 and edit.start >= 0
-        fits = fits and end <= self.tokens.numel() and int(self.starts[first]) == edit.start
-        fits = fits and (end == self.tokens.numel() or int(self.starts[last]) == end)
+        fits = edit.start >= 0 and edit.start % span == 0 and end <= num_tokens
+        first, last = (self._leaf_at(time) if fits else 0 for time in (edit.start, end))
+        fits = fits and int(self.starts[first]) == edit.start
+        fits = fits and (end == num_tokens or int(self.starts[last]) == end)
         if not fits or int(self.levels[first]) >= edit.level:
             raise UserInputError(
                 f"collapse: no leaves below level {edit.level} tile the {span} tokens from "
-                f"{edit.start} to {end} of {self.tokens.numel()}; start at a multiple of {span}"
+                f"{edit.start} to {end} of {num_tokens}; start at a multiple of {span}"
             )
-        stop = self.num_leaves if end == self.tokens.numel() else last
+        stop = self.num_leaves if end == num_tokens else last
         return self._with_leaves(first, stop, torch.tensor([edit.start]), edit.level)
 
     def _replaced(self, edit: Replace) -> "WorkingContext":
@@ -167,7 +173,7 @@ class WorkingContext:
                 f"replace: tokens {edit.start}..{end - 1} of {self.tokens.numel()}; append new ones"
             )
         tokens = self.tokens.clone()
-        tokens[edit.start : end] = torch.tensor(edit.tokens, dtype=torch.int64)
+        tokens[edit.start : end] = _checked(edit.tokens)
         return replace(self, tokens=tokens)
 
     def _with_leaves(self, first: int, end: int, starts: Tensor, level: int) -> "WorkingContext":
@@ -177,6 +183,14 @@ class WorkingContext:
             starts=torch.cat([self.starts[:first], starts, self.starts[end:]]),
             levels=torch.cat([self.levels[:first], levels, self.levels[end:]]),
         )
+
+
+def _checked(tokens: Sequence[int]) -> Tensor:
+    """Tokens from Python, int64."""
+    if tokens and not 0 <= min(tokens) <= max(tokens) < 2**63:
+        got = min(tokens) if min(tokens) < 0 else max(tokens)
+        raise UserInputError(mismatch("token", got=got, want="a number from 0 on, below 2**63"))
+    return torch.tensor(tokens, dtype=torch.int64)
 
 
 def _leading_true(flags: Tensor) -> int:

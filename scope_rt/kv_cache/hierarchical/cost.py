@@ -6,11 +6,12 @@ costs `(1 - b) * f + b * (1 - (1 - f)**2)` of a full recompute. Windows bound th
 make b small; full attention makes it large.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_rt.kv_cache.hierarchical.hierarchy import Span
 
 LEAST_GAIN = 1.25
 """Below this predicted gain a full recompute is preferred: it is simpler and about as fast."""
@@ -35,12 +36,20 @@ class CostModel:
         bent = self.quadratic * num_leaves
         return bent / (self.linear + bent)
 
-    def gain(self, *, first_dirty_leaf: int, num_leaves: int) -> float:
-        """Predicted speed-up of an edit over a full recompute."""
+    def seconds(self, span: Span) -> float:
+        """Of computing the leaves of a span: the sum of their costs."""
+        bent = self.quadratic * (span.end**2 - span.start**2)
+        return self.linear * span.num_leaves + bent
+
+    def gain(self, computed: Iterable[Span], *, num_leaves: int) -> float:
+        """Predicted speed-up over a full recompute of an edit that computes these spans.
+
+        For one span at the end it is `speed_up`. Rows that are copied back count as free.
+        """
         if not num_leaves:
             return 1.0
-        dirty = (num_leaves - first_dirty_leaf) / num_leaves
-        return speed_up(dirty, self.quadratic_share(num_leaves))
+        cost = sum(map(self.seconds, computed))
+        return self.seconds(Span(start=0, end=num_leaves)) / cost if cost else float("inf")
 
 
 FLAT = CostModel(linear=1.0, quadratic=0.0)

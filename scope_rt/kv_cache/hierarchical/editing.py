@@ -8,11 +8,10 @@ up to `chunk_leaves - 1` more leaves.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from scope_contracts.errors import CacheError, UserInputError, mismatch
@@ -20,38 +19,8 @@ from scope_rt.kv_cache.hierarchical.cache import HierarchicalCache
 from scope_rt.kv_cache.hierarchical.context import Edit, WorkingContext
 from scope_rt.kv_cache.hierarchical.cost import FLAT, LEAST_GAIN, CostModel
 from scope_rt.kv_cache.hierarchical.hierarchy import Span
+from scope_rt.kv_cache.hierarchical.node_model import CachedNodeAttention, NodeModel
 from scope_rt.kv_cache.hierarchical.replaced import ReplacedBlocks, block_names
-
-
-class NodeAttention(Protocol):
-    """`(layer, q, k, v) -> out`, each `[1, nodes, heads, head_dim]`."""
-
-    def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor: ...
-
-
-class NodeModel(Protocol):
-    """A causal model over leaves and summaries: `scope_rt.models.multilevel` is one."""
-
-    def __call__(
-        self, context: WorkingContext, nodes: Sequence[range], attend: NodeAttention
-    ) -> Tensor:
-        """Compute these nodes, level by level, and return them: `[nodes, channels]`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CachedNodeAttention:
-    """Writes a span's rows and attends to those that each of its nodes may see."""
-
-    cache: HierarchicalCache
-    hidden_keys: Tensor
-    """0 where a node sees a key, else -inf: `[nodes, keys]`."""
-
-    def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
-        self.cache.append(layer, k_BTHD, v_BTHD)
-        k, v = self.cache.view(layer)
-        q, k, v = (x.transpose(1, 2) for x in (q_BTHD, k, v))
-        return F.scaled_dot_product_attention(q, k, v, self.hidden_keys).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +28,7 @@ class EditReport:
     """What one batch of edits, or one append, did. Ratios are shares of all nodes of all levels."""
 
     first_changed_leaf: int
-    """Length of the common prefix."""
+    """Length of the common prefix, of which the cache has the rows."""
     first_dirty_leaf: int
     """Where all levels were rolled back to."""
     num_leaves: int
@@ -70,8 +39,9 @@ class EditReport:
     temporal_ratio: float
     """Nodes from the first dirty leaf on: what the rollback drops. It holds the spatial ones."""
     predicted_gain: float
+    """Over a full recompute; leaves whose rows undo keeps count as free."""
     full_recompute: bool
-    """Whether the prediction was below `LEAST_GAIN` and nothing was kept."""
+    """Whether the prediction was below `LEAST_GAIN` and nothing was kept: never beside undo."""
     computed_leaves: int
     reused_leaves: int
     """Leaves whose rows an earlier edit had dropped, and came back."""
@@ -99,7 +69,9 @@ class _State:
 class EditableContext:
     """A working context, its model and its cache, kept equal to each other.
 
-    Raises `UserInputError` for chunks that cut a near-causal group.
+    `undo_bytes` bounds the rows that are kept of what edits replaced. When the model raises, the
+    context is the one before, and the next call computes the rows that it lacks then. Raises
+    `UserInputError` for chunks that cut a near-causal group, and for more levels than the model's.
     """
 
     def __init__(
@@ -110,15 +82,19 @@ class EditableContext:
         chunk_leaves: int = 128,
         bit_equal: bool = False,
         cost: CostModel = FLAT,
-        replaced: ReplacedBlocks | None = None,
+        undo_bytes: int = 0,
     ) -> None:
         hierarchy = cache.hierarchy
         block = hierarchy.group**hierarchy.top if hierarchy.near_causal else 1
         if chunk_leaves < 1 or chunk_leaves % block:
             want = f"a multiple of {block}, the leaves of the largest group"
             raise UserInputError(mismatch("chunk_leaves", got=chunk_leaves, want=want))
+        if hierarchy.top >= model.num_levels:
+            want = f"at most {model.num_levels}, the levels of the model"
+            raise UserInputError(mismatch("levels", got=hierarchy.top + 1, want=want))
         self.model, self.cache, self.chunk_leaves = model, cache, chunk_leaves
-        self.bit_equal, self.cost, self.replaced = bit_equal, cost, replaced
+        self.bit_equal, self.cost = bit_equal, cost
+        self.replaced = ReplacedBlocks(max_bytes=undo_bytes) if undo_bytes else None
         self.counters = EditCounters()
         self._state = _State(WorkingContext.of((), group=hierarchy.group), [], None)
         self._forked: _State | None = None
@@ -142,7 +118,8 @@ class EditableContext:
         """Tokens come as leaves at the end.
 
         Raises:
-            CacheError: there is no room; nothing was changed.
+            UserInputError: a token is not one of the model's.
+            CacheError: there is no room. In both cases nothing was changed.
         """
         return self._become(self.context.appended(tokens))
 
@@ -150,7 +127,7 @@ class EditableContext:
         """One batch of edits: one rollback to the earliest change, one replay.
 
         Raises:
-            UserInputError: an edit does not fit the leaves.
+            UserInputError: an edit does not fit the leaves, or a token is not one of the model's.
             CacheError: there is no room. In both cases nothing was changed.
         """
         report = self._become(self.context.edited(edits))
@@ -158,10 +135,11 @@ class EditableContext:
         return report
 
     def load(self, context: WorkingContext) -> EditReport:
-        """Become another context of the same group size; what both share at their start stays.
+        """Become another context; what both share at their start stays.
 
         Raises:
-            CacheError: there is no room; nothing was changed.
+            UserInputError: its group size, or a token, is not one of the model's and the cache's.
+            CacheError: there is no room. In both cases nothing was changed.
         """
         return self._become(context)
 
@@ -169,17 +147,16 @@ class EditableContext:
         """Forget all leaves; a speculative span ends too."""
         self.cache.reset()
         self._state = _State(WorkingContext.of((), group=self.context.group), [], None)
-        self._forked = None
 
     def time_chunk(self, start: int, clock: Callable[[], float]) -> float:
         """Seconds to compute the chunk from leaf `start` on once more; nothing is changed."""
-        self.cache.fork()
-        self.cache.truncate([start])
-        begin = clock()
-        self._compute(self.context, Span(start=start, end=start + self.chunk_leaves))
-        seconds = clock() - begin
-        self.cache.discard()
-        return seconds
+        with ExitStack() as stack:
+            self.cache.fork()
+            stack.callback(self.cache.discard)
+            self.cache.truncate([start])
+            begin = clock()
+            self._compute(self.context, Span(start=start, end=start + self.chunk_leaves))
+            return clock() - begin
 
     def fork(self) -> None:
         """Begin a speculative span of appends and edits."""
@@ -199,27 +176,25 @@ class EditableContext:
 
     def _become(self, new: WorkingContext) -> EditReport:
         """Roll back to where `new` differs, and replay."""
+        self._check(new)
         old, hierarchy = self.context, self.cache.hierarchy
-        if new.num_leaves > self.cache.max_leaves:
-            raise CacheError(
-                f"{new.num_leaves} leaves do not fit {self.cache.max_leaves}; raise max_leaves, or "
-                "collapse leaves"
-            )
-        prefix = old.common_prefix(new)
-        start = hierarchy.rollback(prefix, old_leaves=old.num_leaves, new_leaves=new.num_leaves)
-        if self.bit_equal and start < new.num_leaves:
-            start -= start % self.chunk_leaves
-        gain = self.cost.gain(first_dirty_leaf=start, num_leaves=new.num_leaves)
-        full = prefix < old.num_leaves and gain < LEAST_GAIN
-        if full:
-            self.counters.full_recomputes += 1
-            start = 0
+        prefix = min(old.common_prefix(new), self.cache.num_leaves)
+        start = self._first_dirty(prefix, new)
         undoable = self.replaced is not None
         names = block_names(new, block_leaves=self.chunk_leaves) if undoable else []
-        self._drop(start)
-        last_leaf, reused = self._replay(new, start, names)
+        self._keep_for_undo(start)
+        gain = self.cost.gain(self._missing(new, start, names), num_leaves=new.num_leaves)
+        full = not undoable and prefix < old.num_leaves and gain < LEAST_GAIN
+        if full:
+            start = 0
+        self.cache.truncate([start])
+        with ExitStack() as stack:
+            stack.callback(self._give_up, start)
+            last_leaf, reused = self._replay(new, start, names)
+            stack.pop_all()
         self._state = _State(new, names, last_leaf)
         computed = new.num_leaves - start - reused
+        self.counters.full_recomputes += full
         self.counters.computed_leaves += computed
         self.counters.reused_leaves += reused
         changed = new.changed_leaves(old)
@@ -238,40 +213,77 @@ class EditableContext:
             reused_leaves=reused,
         )
 
-    def _drop(self, start: int) -> None:
-        """Truncate to `start`; full blocks that go are kept for an undo."""
-        if self.replaced is not None:
-            first = start // self.chunk_leaves
-            for number, name in enumerate(self._state.names[first:], start=first):
-                if name not in self.replaced:
-                    at = number * self.chunk_leaves
-                    self.replaced.put(
-                        name, self.cache.save(Span(start=at, end=at + self.chunk_leaves))
-                    )
-        self.cache.truncate([start])
+    def _check(self, new: WorkingContext) -> None:
+        """Refuse what model and cache cannot hold."""
+        group, vocab_size = self.cache.hierarchy.group, self.model.vocab_size
+        if new.group != group:
+            raise UserInputError(mismatch("group of the context", got=new.group, want=group))
+        strange = new.tokens[(new.tokens < 0) | (new.tokens >= vocab_size)]
+        if strange.numel():
+            want = f"0 .. {vocab_size - 1}, the model's vocabulary"
+            raise UserInputError(mismatch("token", got=int(strange[0]), want=want))
+        if new.num_leaves > self.cache.max_leaves:
+            raise CacheError(
+                f"{new.num_leaves} leaves do not fit {self.cache.max_leaves}; raise max_leaves, or "
+                "collapse leaves"
+            )
+
+    def _first_dirty(self, prefix: int, new: WorkingContext) -> int:
+        """From where on `new` is computed; its last chunk if it is but a shorter context.
+
+        The output at the last leaf is not kept with its rows.
+        """
+        old_leaves, new_leaves = self.context.num_leaves, new.num_leaves
+        start = self.cache.hierarchy.rollback(prefix, old_leaves=old_leaves, new_leaves=new_leaves)
+        if start == new_leaves < old_leaves:
+            start = max(0, start - 1) // self.chunk_leaves * self.chunk_leaves
+        if self.bit_equal and start < new_leaves:
+            start -= start % self.chunk_leaves
+        return start
+
+    def _keep_for_undo(self, start: int) -> None:
+        """Store the full blocks that go when the cache is truncated to `start`."""
+        if self.replaced is None:
+            return
+        first, end = (leaves // self.chunk_leaves for leaves in (start, self.cache.num_leaves))
+        for number, name in enumerate(self._state.names[first:end], start=first):
+            if name not in self.replaced:
+                at = number * self.chunk_leaves
+                rows = self.cache.save(Span(start=at, end=at + self.chunk_leaves))
+                self.replaced.put(name, rows)
+
+    def _is_held(self, span: Span, new: WorkingContext, names: Sequence[bytes]) -> bool:
+        """Whether undo has the block that a span ends; the last one is computed anyway."""
+        if self.replaced is None or span.end >= new.num_leaves:
+            return False
+        return names[span.end // self.chunk_leaves - 1] in self.replaced
+
+    def _missing(self, new: WorkingContext, start: int, names: Sequence[bytes]) -> list[Span]:
+        """What a replay from `start` on computes."""
+        spans = Span(start=start, end=new.num_leaves).cut(self.chunk_leaves)
+        return [span for span in spans if not self._is_held(span, new, names)]
 
     def _replay(
         self, new: WorkingContext, start: int, names: Sequence[bytes]
     ) -> tuple[Tensor | None, int]:
-        """Fill the cache from `start` on: the output at the last leaf, and leaves reused.
-
-        The last block is always computed, for its output is not kept with its rows.
-        """
-        last_leaf, reused, at = self._state.last_leaf, 0, start
-        while at < new.num_leaves:
-            number = at // self.chunk_leaves
-            end = min((number + 1) * self.chunk_leaves, new.num_leaves)
+        """Fill the cache from `start` on: the output at the last leaf, and leaves reused."""
+        last_leaf, reused = self._state.last_leaf if new.num_leaves else None, 0
+        for span in Span(start=start, end=new.num_leaves).cut(self.chunk_leaves):
             rows = None
-            if self.replaced is not None and number < len(names) and end < new.num_leaves:
-                rows = self.replaced.take(names[number])
-            if rows is not None:
+            if self.replaced is not None and self._is_held(span, new, names):
+                rows = self.replaced.take(names[span.end // self.chunk_leaves - 1])
+            if rows is None:
+                last_leaf = self._compute(new, span)
+            else:
                 self.cache.truncate([rows.span.start])
                 self.cache.restore(rows)
-                reused += end - at
-            else:
-                last_leaf = self._compute(new, Span(start=at, end=end))
-            at = end
+                reused += span.num_leaves
         return last_leaf, reused
+
+    def _give_up(self, start: int) -> None:
+        """Keep the rows that the old context shares."""
+        self.cache.abandon()
+        self.cache.truncate([start])
 
     @torch.no_grad()
     def _compute(self, context: WorkingContext, span: Span) -> Tensor:

@@ -39,6 +39,8 @@ class Pooling:
 class GistFrames:
     """A slot policy: the ring's slots, then those of each level's gists."""
 
+    scores_digest = ""
+
     def __init__(self, spec: KVCacheSpec) -> None:
         self._spec, self._gists = spec, spec.gists
         self._kept: tuple[int, ...] = ()
@@ -142,7 +144,7 @@ class GistCache(SlotCache):
         for pooling in due:
             for layer in range(self.spec.num_layers):
                 self._pool(layer, pooling)
-        rows = tokens * self.spec.num_layers
+        rows = tokens * self.spec.num_layers * self.spec.batch
         self.counters.rows_written += len(due) * rows
         self.counters.rows_evicted += (num_held + len(due) - len(self.frames_kept)) * rows
 

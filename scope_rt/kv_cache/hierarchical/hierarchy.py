@@ -32,6 +32,12 @@ class Span:
     def num_leaves(self) -> int:
         return self.end - self.start
 
+    def cut(self, size: int) -> "list[Span]":
+        """The span in pieces that end on multiples of `size`; the last one ends where it does."""
+        bounds = [*range(self.start // size * size + size, self.end, size), self.end]
+        starts = [self.start, *bounds]
+        return [Span(start=s, end=e) for s, e in zip(starts, bounds, strict=False) if s < e]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchy:

@@ -12,15 +12,14 @@ from scope_rt.kv_cache.hierarchical.context import WorkingContext
 
 
 def block_names(context: WorkingContext, *, block_leaves: int) -> list[bytes]:
-    """The chained name of every full block of a context."""
-    starts, levels = context.starts.numpy(), context.levels.numpy()
+    """The chained name of every full block of a context, for one model and one cache."""
+    starts = context.starts.numpy()
     tokens, ends = context.tokens.numpy(), (context.starts + context.spans).numpy()
     names, name = [], b""
     for first in range(0, context.num_leaves - block_leaves + 1, block_leaves):
         block = slice(first, first + block_leaves)
         digest = hashlib.blake2b(name, digest_size=16)
         digest.update(starts[block].tobytes())
-        digest.update(levels[block].tobytes())
         digest.update(tokens[starts[first] : ends[block][-1]].tobytes())
         name = digest.digest()
         names.append(name)
@@ -28,7 +27,10 @@ def block_names(context: WorkingContext, *, block_leaves: int) -> list[bytes]:
 
 
 class ReplacedBlocks:
-    """Rows that edits dropped, by name, at most `max_bytes` of them."""
+    """Rows that edits dropped, by name, at most `max_bytes` of them.
+
+    A name says nothing of the model and the cache, so a store belongs to one `EditableContext`.
+    """
 
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes

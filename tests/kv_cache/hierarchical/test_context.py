@@ -84,6 +84,12 @@ def test_a_gist_of_changed_tokens_is_a_changed_leaf() -> None:
         (Collapse(12), "tile the 2 tokens from 12 to 14 of 12"),
         (Collapse(-2), "tile the 2 tokens from -2"),
         (Replace(11, (1, 2)), "append new ones"),
+        (Replace(2**70, (1,)), "append new ones"),
+        (Replace(0, (2**70,)), "token: got 1180591620717411303424, want a number from 0 on"),
+        (Expand(2**70), "no gist leaf begins at time 1180591620717411303424"),
+        (Collapse(2**70), "no leaves below level 1 tile"),
+        (Collapse(0, 10**9), r"collapse: level: got 1000000000, want from 1 on, and so small"),
+        (Collapse(0, -1), r"collapse: level: got -1, want from 1 on"),
     ],
 )
 def test_an_edit_that_fits_no_leaf_is_refused_in_words(

@@ -4,6 +4,7 @@ import pytest
 
 from scope_contracts.errors import UserInputError
 from scope_rt.kv_cache.hierarchical.cost import FLAT, CostModel, fitted, speed_up
+from scope_rt.kv_cache.hierarchical.hierarchy import Span
 
 
 def test_the_formula_gives_the_range_that_late_edits_promise() -> None:
@@ -19,7 +20,14 @@ def test_the_formula_is_the_ratio_of_summed_leaf_costs() -> None:
     leaf_costs = [cost.linear + 2 * cost.quadratic * (t + 0.5) for t in range(leaves)]
     for first in (0, 500, 800, 950):
         ratio = sum(leaf_costs) / sum(leaf_costs[first:])
-        assert cost.gain(first_dirty_leaf=first, num_leaves=leaves) == pytest.approx(ratio)
+        gain = cost.gain([Span(start=first, end=leaves)], num_leaves=leaves)
+        assert gain == pytest.approx(ratio)
+        share = cost.quadratic_share(leaves)
+        assert gain == pytest.approx(speed_up(1 - first / leaves, share))
+    some = [Span(start=300, end=400), Span(start=900, end=1000)]
+    ratio = sum(leaf_costs) / (sum(leaf_costs[300:400]) + sum(leaf_costs[900:]))
+    assert cost.gain(some, num_leaves=leaves) == pytest.approx(ratio)
+    assert cost.gain([], num_leaves=leaves) == float("inf")
 
 
 def test_the_fit_finds_the_cost_and_ignores_disturbed_chunks() -> None:

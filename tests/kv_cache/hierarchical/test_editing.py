@@ -11,7 +11,6 @@ from scope_rt.kv_cache.hierarchical.context import Collapse, Edit, Expand, Repla
 from scope_rt.kv_cache.hierarchical.cost import CostModel
 from scope_rt.kv_cache.hierarchical.editing import EditableContext
 from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy
-from scope_rt.kv_cache.hierarchical.replaced import ReplacedBlocks
 from tests.kv_cache.hierarchical.dense import small_cache, small_model, worst_difference
 
 MODEL = small_model()
@@ -33,7 +32,7 @@ def editable(
     chunk_leaves: int = 4,
     bit_equal: bool = False,
     cost: CostModel | None = None,
-    replaced: ReplacedBlocks | None = None,
+    undo_bytes: int = 0,
 ) -> EditableContext:
     made = EditableContext(
         MODEL,
@@ -41,7 +40,7 @@ def editable(
         chunk_leaves=chunk_leaves,
         bit_equal=bit_equal,
         cost=cost or CostModel(linear=1.0, quadratic=0.0),
-        replaced=replaced,
+        undo_bytes=undo_bytes,
     )
     if tokens:
         made.append(tokens)
@@ -88,9 +87,9 @@ def test_after_any_edits_every_row_is_that_of_a_dense_full_recompute(
     hierarchy: Hierarchy, seed: int, bit_equal: bool, undo: bool
 ) -> None:
     draw = random.Random(seed)
-    store = ReplacedBlocks(max_bytes=20_000) if undo else None
     chunk = hierarchy.group**2
-    made = editable(hierarchy, chunk_leaves=chunk, bit_equal=bit_equal, replaced=store)
+    undo_bytes = 20_000 if undo else 0
+    made = editable(hierarchy, chunk_leaves=chunk, bit_equal=bit_equal, undo_bytes=undo_bytes)
     made.append([draw.randrange(11) for _ in range(draw.randint(4, 20))])
     for _ in range(4):
         if draw.random() < 0.5:
@@ -189,8 +188,7 @@ def test_an_early_edit_falls_back_to_a_full_recompute_and_is_counted() -> None:
 
 
 def test_undo_takes_the_old_blocks_back() -> None:
-    store = ReplacedBlocks(max_bytes=1 << 20)
-    made = editable(tokens=TOKENS, replaced=store)
+    made = editable(tokens=TOKENS, undo_bytes=1 << 20)
     before = made.cache.digest()
     made.edit([Collapse(8)])
     assert made.cache.digest() != before
@@ -212,14 +210,11 @@ def test_what_undo_may_keep_is_bounded_in_bytes() -> None:
     block_bytes = sum(
         rows.format.bytes_per_row * count * rows.num_layers for count in STRICT.counts(4)
     )
-    store = ReplacedBlocks(max_bytes=2 * block_bytes)
-    made = editable(tokens=TOKENS, replaced=store)
-    made.edit([Collapse(0)])
-    assert (len(store), store.num_bytes) == (2, 2 * block_bytes)
-    tiny = ReplacedBlocks(max_bytes=block_bytes - 1)
-    made = editable(tokens=TOKENS, replaced=tiny)
-    made.edit([Collapse(0)])
-    assert (len(tiny), tiny.num_bytes) == (0, 0)
+    for max_bytes, kept in ((2 * block_bytes, 2), (block_bytes - 1, 0)):
+        made = editable(tokens=TOKENS, undo_bytes=max_bytes)
+        made.edit([Collapse(0)])
+        assert made.replaced is not None
+        assert (len(made.replaced), made.replaced.num_bytes) == (kept, kept * block_bytes)
     assert made.edit([Expand(0)]).reused_leaves == 0
 
 
@@ -238,8 +233,7 @@ def test_a_committed_speculation_is_the_straight_decode(chunk_leaves: int) -> No
 
 
 def test_a_discarded_speculation_leaves_no_trace() -> None:
-    store = ReplacedBlocks(max_bytes=1 << 20)
-    made = editable(tokens=TOKENS, replaced=store)
+    made = editable(tokens=TOKENS, undo_bytes=1 << 20)
     before, last = made.cache.digest(), made.last_leaf
     made.fork()
     made.append([1, 2, 3])
@@ -268,6 +262,99 @@ def test_what_does_not_fit_is_refused_before_anything_is_touched() -> None:
     assert made.context.num_leaves == 7
 
 
+def test_beside_undo_the_prefix_always_stays_and_the_prediction_knows_what_is_held() -> None:
+    made = editable(tokens=TOKENS, undo_bytes=1 << 20)
+    early = made.edit([Replace(4, (0,))])
+    assert early.predicted_gain == pytest.approx(24 / 20)
+    assert (early.full_recompute, early.computed_leaves, early.reused_leaves) == (False, 20, 0)
+    undone = made.edit([Replace(4, (TOKENS[4],))])
+    assert undone.predicted_gain == pytest.approx(24 / 4)
+    assert (undone.full_recompute, undone.computed_leaves, undone.reused_leaves) == (False, 4, 16)
+    assert made.counters.full_recomputes == 0
+    assert worst_difference(MODEL, STRICT, made) < 1e-10
+
+
+@pytest.mark.parametrize("hierarchy", HIERARCHIES)
+@pytest.mark.parametrize("bit_equal", [False, True])
+def test_a_shorter_context_has_its_own_last_output(hierarchy: Hierarchy, bit_equal: bool) -> None:
+    for num_leaves in (1, 15, 18):
+        made = editable(
+            hierarchy, tokens=TOKENS, chunk_leaves=hierarchy.group**2, bit_equal=bit_equal
+        )
+        made.load(WorkingContext.of(TOKENS[:num_leaves], group=hierarchy.group))
+        assert worst_difference(MODEL, hierarchy, made) < 1e-10
+        assert not bit_equal or made.cache.digest() == recomputed(made).cache.digest()
+    made.load(WorkingContext.of((), group=hierarchy.group))
+    with pytest.raises(CacheError, match="the context is empty"):
+        made.last_leaf  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([99], "token: got 99, want 0 .. 10, the model's vocabulary"),
+        ([-1], "token: got -1, want a number from 0 on"),
+        ([1, 2**70], "token: got 1180591620717411303424, want a number from 0 on"),
+    ],
+)
+def test_a_token_that_the_model_lacks_is_refused_before_anything_is_touched(
+    tokens: list[int], message: str
+) -> None:
+    made = editable(tokens=TOKENS)
+    before, context = made.cache.digest(), made.context
+    with pytest.raises(UserInputError, match=message):
+        made.edit([Replace(16, tuple(tokens))])
+    with pytest.raises(UserInputError, match=message):
+        made.append(tokens)
+    assert made.cache.digest() == before
+    assert made.context is context
+
+
+def test_a_context_of_another_group_and_more_levels_than_the_models_are_refused() -> None:
+    made = editable(tokens=TOKENS)
+    before = made.cache.digest()
+    with pytest.raises(UserInputError, match="group of the context: got 3, want 2"):
+        made.load(WorkingContext.of(TOKENS, group=3))
+    assert made.cache.digest() == before
+    with pytest.raises(UserInputError, match="levels: got 4, want at most 3, the levels of the mo"):
+        editable(Hierarchy(group=2, windows=(2, 3, 2, None)))
+
+
+@pytest.mark.parametrize("hierarchy", [STRICT, HIERARCHIES[-1]])
+@pytest.mark.parametrize("undo_bytes", [0, 1 << 20])
+def test_when_the_model_raises_the_context_is_the_old_one_and_its_rows_come_back(
+    hierarchy: Hierarchy, undo_bytes: int
+) -> None:
+    made = editable(hierarchy, tokens=TOKENS, undo_bytes=undo_bytes)
+    before, context, last_leaf = made.cache.digest(), made.context, made.last_leaf
+    raises = iter([False, True])  # in the second chunk, behind its first layer
+
+    def failing(*_: object) -> None:
+        if next(raises):
+            raise MemoryError
+
+    hook = MODEL.blocks[1].register_forward_pre_hook(failing)
+    with pytest.raises(MemoryError):
+        made.edit([Replace(12, (0,))])
+    hook.remove()
+    assert made.context is context
+    assert torch.equal(made.last_leaf, last_leaf)
+    made.load(context)
+    assert made.cache.digest() == before
+    assert worst_difference(MODEL, hierarchy, made) < 1e-10
+
+
+def test_a_cleared_context_is_in_no_speculative_span() -> None:
+    made = editable(tokens=TOKENS)
+    made.fork()
+    made.append([1])
+    made.clear()
+    for ending in (made.commit, made.discard):
+        with pytest.raises(CacheError, match="fork first"):
+            ending()
+    assert made.context.num_leaves == made.cache.num_leaves == 0
+
+
 def test_chunks_that_cut_a_near_causal_group_are_refused() -> None:
     near = HIERARCHIES[-1]
     with pytest.raises(UserInputError, match="chunk_leaves: got 6, want a multiple of 4"):
@@ -289,6 +376,22 @@ def test_calibration_finds_the_quadratic_share_of_what_the_clock_shows() -> None
     assert found.quadratic_share(23) == pytest.approx(cost.quadratic_share(23))
     assert made.context.tokens.tolist() == TOKENS[:23]
     assert worst_difference(MODEL, STRICT, made) < 1e-10
+
+
+def test_calibration_with_less_than_two_chunks_changes_nothing() -> None:
+    made = editable()
+    with pytest.raises(UserInputError, match="leaves to calibrate with: got 7, want at least 8"):
+        calibrate(made, TOKENS[:7])
+    assert made.context.num_leaves == 0
+
+
+def test_a_chunk_that_cannot_be_timed_leaves_no_speculative_span() -> None:
+    made = editable(tokens=TOKENS)
+    before = made.cache.digest()
+    with pytest.raises(CacheError, match="truncate"):
+        made.time_chunk(-4, lambda: 0.0)
+    assert made.cache.digest() == before
+    made.fork()
 
 
 def test_single_precision_differs_by_rounding_only() -> None:

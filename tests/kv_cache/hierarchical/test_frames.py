@@ -108,8 +108,7 @@ def test_memory_is_bounded_and_reaches_minutes() -> None:
     stream.run(310)
     assert len(stream.frames) == SPEC.capacity_frames == RING_SLOTS + GROUP * GIST_LEVELS
     assert stream.cache.num_bytes == SPEC.num_bytes(1)
-    reach = SPEC.gists.reach_frames
-    assert reach == 7 * (1 + 3 + 9 + 27 + 81)
+    reach = 7 * (1 + 3 + 9 + 27 + 81)
     oldest_gist = min(frame for slot, frame in enumerate(stream.frames) if slot >= RING_SLOTS)
     assert oldest_gist <= len(stream.keys) - SPEC.window_frames - reach
 
@@ -239,7 +238,7 @@ def test_levels_begin_where_the_finer_one_ends() -> None:
     assert plan.in_view(1) == (range(0, 1), range(0), range(0))
     assert plan.in_view(5) == (range(1, 3), range(0, 1), range(0))
     assert plan.in_view(13) == (range(5, 7), range(1, 3), range(0, 1))
-    assert (plan.num_slots, plan.reach_frames) == (6, 3 + 6 + 12)
+    assert plan.num_slots == 6
 
 
 def test_a_model_that_rebuilds_its_cache_from_the_latest_frames_is_refused() -> None:

@@ -77,6 +77,7 @@ def test_a_summary_sees_its_children_and_itself_only() -> None:
         (5, 15, 15, 4),  # the group of 4 is full only
         (14, 15, 15, 14),  # no full group saw leaf 14
         (13, 15, 16, 0),  # the new leaves fill the group of 16
+        (5, 16, 15, 0),  # and here they no longer do
         (16, 16, 17, 16),  # an append into an empty group
         (16, 16, 16, 16),  # nothing changed
     ],
@@ -95,6 +96,16 @@ def test_a_window_smaller_than_a_group_is_refused() -> None:
         Hierarchy(group=4, windows=(3, None))
     with pytest.raises(UserInputError, match="not empty"):
         Hierarchy(windows=())
+
+
+def test_a_span_is_cut_at_multiples() -> None:
+    def cut(start: int, end: int) -> list[tuple[int, int]]:
+        return [(span.start, span.end) for span in Span(start=start, end=end).cut(4)]
+
+    assert cut(3, 9) == [(3, 4), (4, 8), (8, 9)]
+    assert cut(4, 8) == [(4, 8)]
+    assert cut(5, 6) == [(5, 6)]
+    assert cut(4, 4) == cut(5, 5) == []
 
 
 def test_full_attention_is_a_window_of_everything() -> None:
