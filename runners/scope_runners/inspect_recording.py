@@ -125,7 +125,7 @@ def headline(opened: Opened) -> str:
     return (
         f"{opened.model}, {opened.plan_id} tp {opened.tp_degree}, {opened.width}x{opened.height} "
         f"at {opened.fps} frames/s, seed {opened.base_seed}, {opened.dtype}, "
-        f"bias {opened.kv_cache_attention_bias:g}"
+        f"{opened.kv_cache} cache, bias {opened.kv_cache_attention_bias:g}"
     )
 
 

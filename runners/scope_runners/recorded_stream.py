@@ -4,6 +4,7 @@ A stream that is resumed at a chunk plans that chunk and all after it again, wit
 there. What was recorded about them before is then no part of the stream, only a count of lost work.
 """
 
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -90,15 +91,16 @@ def open_recording(path: Path) -> BinaryIO:
         UserInputError: the file cannot be read.
     """
     try:
-        file = path.open("rb")
+        # Looked at before it is opened: opening a pipe waits for somebody to write to it.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserInputError(
+                f"the recording {path} is no ordinary file; give a file that --record wrote"
+            )
+        return path.open("rb")
     except OSError as error:
         raise UserInputError(
             f"cannot read the recording {path} ({error.strerror}); give a file that --record wrote"
         ) from error
-    if not file.seekable():
-        file.close()
-        raise UserInputError(f"the recording {path} is a pipe; write it to a file first")
-    return file
 
 
 def read_stream(reader: RecordingReader) -> tuple[RecordedStream, dict[int, Entry]]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from PIL import Image
 from scope_contracts.errors import ContractError, UserInputError
 from scope_contracts.recording import Closed, Control
 from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
+from scope_runners.recorded_stream import open_recording
 from tests.recordings import finished, opened, packed, planned, story, write
 
 
@@ -42,7 +44,7 @@ def test_the_table_tells_what_happened_where(
     assert inspect(write(tmp_path / "a.scope", story())) == 0
     table = capsys.readouterr().out
     for words in (
-        "tiny, pp1 tp 2, 64x64 at 16 frames/s, seed 7, float32, bias 0.8",
+        "tiny, pp1 tp 2, 64x64 at 16 frames/s, seed 7, float32, h2o:int8 cache, bias 0.8",
         "7 chunks (5.2 s of video), 2 epochs, 1 dropped, 1 recompute, 1 restart; ended in order",
         'prompt "a green square" over 3 chunks (slerp, bias to 0.2)',
         "hard cut, dropping what was in flight",
@@ -208,3 +210,9 @@ assert "torch" not in sys.modules, "inspect takes seconds to start"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, timeout=60, check=False)
     assert done.returncode == 0
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserInputError, match="give a file that --record wrote"):
+        open_recording(tmp_path / "pipe")
