@@ -17,9 +17,12 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_contracts.row_format import CodecKind
 from scope_rt.collectives import Collectives, SoloCollectives
+from scope_rt.kv_cache.codec import codec_for
 from scope_rt.kv_cache.policy import EvictionPolicy, HeavyHitters
 from scope_rt.lm.eviction_layer import EvictingLayer, EvictionSettings
+from scope_rt.lm.model_rows import model_rows
 
 LATENT_ATTENTION = (DeepseekV3Attention,)
 """Caches one latent and one RoPE key for all heads."""
@@ -35,6 +38,7 @@ def install_kv_eviction(
     evict_every: int = 1,
     *,
     per_head: bool = False,
+    codec: CodecKind = CodecKind.IDENTITY,
     collectives: Collectives | None = None,
 ) -> None:
     """Keep `n_sink` first, `n_recent` last and the `budget` most attended tokens in every layer.
@@ -47,6 +51,8 @@ def install_kv_eviction(
 
     Args:
         per_head: every K/V head keeps tokens of its own.
+        codec: how the rows that stay are stored; every step sees them as they are stored. Latents
+            (DeepseekV3) are kept as they are.
         collectives: the tensor-parallel group, where this model holds a share of the heads. All
             ranks must feed the same tokens. Scores are summed over it before rows are chosen.
 
@@ -56,7 +62,7 @@ def install_kv_eviction(
     policy = HeavyHitters(
         budget=budget, num_sink=n_sink, num_recent=n_recent, evict_every=evict_every
     )
-    install_eviction_policy(model, policy, per_head=per_head, collectives=collectives)
+    install_eviction_policy(model, policy, per_head=per_head, codec=codec, collectives=collectives)
 
 
 def install_eviction_policy(
@@ -64,6 +70,7 @@ def install_eviction_policy(
     policy: EvictionPolicy,
     *,
     per_head: bool = False,
+    codec: CodecKind = CodecKind.IDENTITY,
     collectives: Collectives | None = None,
 ) -> None:
     """As `install_kv_eviction`, with any policy."""
@@ -79,8 +86,13 @@ def install_eviction_policy(
             raise UserInputError(
                 "the model has KV eviction already; call remove_kv_eviction(model) first"
             )
+    if codec is not CodecKind.IDENTITY:
+        model_rows(model, codec=codec)  # refuses rows that this codec cannot store
     settings = EvictionSettings(
-        policy=policy, per_head=per_head, collectives=collectives or SoloCollectives()
+        policy=policy,
+        per_head=per_head,
+        codec=codec_for(codec, layers[0].o_proj.weight.device),
+        collectives=collectives or SoloCollectives(),
     )
     installation = _Installation(settings, len(layers))
     for layer in layers:

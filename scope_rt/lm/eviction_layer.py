@@ -2,10 +2,13 @@
 
 Every row remembers its column, the place its token has in the sequence that was fed. transformers
 asks `get_seq_length` for the next position and for the size of the mask, so both stay those of the
-full cache; the mask is then narrowed to the columns that this layer still holds.
+full cache; the mask is then narrowed to the columns that this layer still holds. Policy and codec
+are the same objects that every other cache composes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from scope_contracts.errors import CacheError, UnsupportedError
 from scope_rt.collectives import Collectives
+from scope_rt.kv_cache.codec import Codec
 from scope_rt.kv_cache.policy import EvictionPolicy
 
 
@@ -23,6 +27,8 @@ class EvictionSettings:
     policy: EvictionPolicy
     per_head: bool
     """Whether every K/V head keeps rows of its own."""
+    codec: Codec
+    """How the numbers of a row are stored."""
     collectives: Collectives
 
     def __deepcopy__(self, memo: dict[int, object]) -> "EvictionSettings":
@@ -31,52 +37,75 @@ class EvictionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What is known of every row, `[B, G, K]`; G is 1, or the K/V heads if each chooses its own."""
+    """All rows of a layer; G is 1, or the K/V heads if each chooses its own."""
 
     columns: Tensor
-    """int64"""
+    """int64 `[B, G, K]`"""
     is_real: Tensor
-    """bool; padding is not."""
+    """bool `[B, G, K]`; padding is not."""
     mass: Tensor
     """Attention that all queries so far paid to it, summed over the heads of G on this rank."""
+    keys: tuple[Tensor, ...]
+    """The codec's parts, each `[B, heads, K, width]`; values likewise."""
+    values: tuple[Tensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        known = (self.columns, self.is_real, self.mass)
+        return sum(tensor.nbytes for tensor in (*known, *self.keys, *self.values))
 
     def joined(self, newer: "Rows") -> "Rows":
         return Rows(
             columns=torch.cat([self.columns, newer.columns], dim=-1),
             is_real=torch.cat([self.is_real, newer.is_real], dim=-1),
             mass=torch.cat([self.mass, newer.mass], dim=-1),
+            keys=_each(lambda *parts: torch.cat(parts, dim=2), self.keys, newer.keys),
+            values=_each(lambda *parts: torch.cat(parts, dim=2), self.values, newer.values),
         )
 
     def at(self, index: Tensor) -> "Rows":
         """The rows of `index [B, G, K']`."""
+        of_heads = index[..., None]
         return Rows(
             columns=self.columns.gather(-1, index),
             is_real=self.is_real.gather(-1, index),
             mass=self.mass.gather(-1, index),
+            keys=_each(lambda part: part.take_along_dim(of_heads, dim=2), self.keys),
+            values=_each(lambda part: part.take_along_dim(of_heads, dim=2), self.values),
         )
 
     def batch(self, index: Tensor) -> "Rows":
-        """The sequences of `index [B']`."""
-        return Rows(columns=self.columns[index], is_real=self.is_real[index], mass=self.mass[index])
+        """The sequences of `index [B']`, as integers or as flags."""
+        return Rows(
+            columns=self.columns[index],
+            is_real=self.is_real[index],
+            mass=self.mass[index],
+            keys=_each(lambda part: part[index], self.keys),
+            values=_each(lambda part: part[index], self.values),
+        )
+
+
+def _each(change: Callable[..., Tensor], *planes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """`change` of every part."""
+    return tuple(change(*parts) for parts in zip(*planes, strict=True))
 
 
 class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not followed
     """A `DynamicLayer` between `announce`, before its attention runs, and `observe`, after it.
 
-    keys, values: `[B, heads, K, dim]` as the model caches them. For DeepseekV3 these are the latent
-    and the RoPE key, one head each and of unequal dim.
+    keys, values: `[B, heads, K, dim]` as the model caches them, decoded when asked for. For
+    DeepseekV3 these are the latent and the RoPE key, one head each and of unequal dim.
     """
 
     is_croppable = False
-    keys: Tensor
-    values: Tensor
 
     def __init__(self, settings: EvictionSettings) -> None:
-        super().__init__()
+        # Not the base's, which would set `keys` and `values`: here they follow from the rows.
         self.settings = settings
         self._forget()
 
     def _forget(self) -> None:
+        self.is_initialized = False
         self.num_seen = 0
         """Tokens fed, padding included: the next column."""
         self.num_steps = 0
@@ -86,27 +115,41 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
 
     # What transformers calls.
 
+    @property
+    def keys(self) -> Tensor:
+        return self._decoded(self._held().keys)
+
+    @property
+    def values(self) -> Tensor:
+        return self._decoded(self._held().values)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
+        """Take the announced tokens' rows; return all rows as every later step will see them."""
         if self._announced is None:
             raise CacheError(
                 "this cache was filled under install_kv_eviction, which its model no longer has; "
                 "start with a new cache, or install again"
             )
-        keys, values = super().update(key_states, value_states, *args, **kwargs)
-        self.rows = self._announced if self.rows is None else self.rows.joined(self._announced)
+        self.lazy_initialization(key_states, value_states)
+        encode = self.settings.codec.encode
+        new = replace(self._announced, keys=encode(key_states), values=encode(value_states))
+        self.rows = new if self.rows is None else self.rows.joined(new)
         self._announced = None
         num_new = key_states.shape[-2]
         self.num_seen += num_new
         self.num_steps = self.num_steps + 1 if num_new == 1 else 0
-        return keys, values
+        return self.keys, self.values
 
     def get_seq_length(self) -> int:  # which the size of the mask follows from, too
         return self.num_seen
 
     def reset(self) -> None:
-        super().reset()
         self._forget()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -116,23 +159,29 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
                 "decode without an assistant model, or call remove_kv_eviction first"
             )
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        super().reorder_cache(beam_idx)
-        self._select(beam_idx)
+    def offload(self) -> NoReturn:
+        raise UnsupportedError("rows that are chosen anew at every step stay on their device")
 
-    def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
-        self._select(indices)
+    prefetch = offload
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
         if self.rows is not None:
-            batch = torch.arange(self.rows.columns.shape[0], device=self.rows.columns.device)
-            self._select(batch.repeat_interleave(repeats))
+            self.batch_select_indices(torch.arange(len(self.rows.mass)).repeat_interleave(repeats))
 
-    def _select(self, batch: Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         if self.rows is not None:
-            self.rows = self.rows.batch(batch.to(self.rows.columns.device))
+            self.rows = self.rows.batch(indices.to(self.rows.columns.device))
+
+    def _held(self) -> Rows:
+        if self.rows is None:
+            raise CacheError("no row was cached yet; feed tokens first")
+        return self.rows
+
+    def _decoded(self, parts: tuple[Tensor, ...]) -> Tensor:
+        return self.settings.codec.decode(parts, self.dtype)
 
     # What the taps around the layer's attention call.
 
@@ -142,11 +191,8 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
 
     @property
     def num_bytes(self) -> int:
-        """Of keys and values, and of what is known of every row."""
-        if self.rows is None:
-            return 0
-        held = (self.rows.columns, self.rows.is_real, self.rows.mass, self.keys, self.values)
-        return sum(tensor.nbytes for tensor in held)
+        """Of keys and values as they are stored, and of what is known of every row."""
+        return 0 if self.rows is None else self.rows.num_bytes
 
     @property
     def positions(self) -> Tensor:
@@ -183,11 +229,13 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
             columns=torch.arange(self.num_seen, num_columns, device=device).expand(shape),
             is_real=real,
             mass=torch.zeros(shape, dtype=mass_dtype, device=device),
+            keys=(),
+            values=(),
         )
         self._announced = new
-        if mask is None or self.num_rows == self.num_seen:
+        if mask is None or self.rows is None or self.num_rows == self.num_seen:
             return mask
-        columns = new.columns if self.rows is None else self.rows.joined(new).columns
+        columns = torch.cat([self.rows.columns, new.columns], dim=-1)
         if self.settings.per_head:
             columns = columns.repeat_interleave(group_size, dim=1)
         return mask.take_along_dim(columns[:, :, None, :], dim=-1)
@@ -215,10 +263,7 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
         collectives = self.settings.collectives
         if not self.settings.per_head and collectives.size > 1:
             score = collectives.all_reduce_sum(score.clone())
-        index = self.settings.policy.kept(score, self.positions)
-        self.keys = self.keys.take_along_dim(index[..., None], dim=2)
-        self.values = self.values.take_along_dim(index[..., None], dim=2)
-        self.rows = rows.at(index)
+        self.rows = rows.at(self.settings.policy.kept(score, self.positions))
 
     def forget_mass(self) -> None:
         """Every row starts at a score of 0 again; the rows stay."""

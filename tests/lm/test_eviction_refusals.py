@@ -8,6 +8,7 @@ from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 
 from scope_contracts.errors import CacheError, UnsupportedError, UserInputError
+from scope_contracts.row_format import CodecKind
 from scope_rt.lm.eviction import install_kv_eviction, remove_kv_eviction, reset_eviction_scores
 from tests.lm.eviction_models import prompt, tiny_lm
 
@@ -56,6 +57,22 @@ def test_heads_of_a_latent_cannot_keep_tokens_of_their_own() -> None:
     model = tiny_lm("deepseek_v3")
     with pytest.raises(UserInputError, match="leave per_head off"):
         install_kv_eviction(model, **SIZES, per_head=True)
+    assert not has_hooks(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec", "remedy"),
+    [
+        ("deepseek_v3", CodecKind.INT8, "keep latent caches at codec identity"),
+        ("llama", CodecKind.INT4, "dim: got 8, want a multiple of 16; use int8"),
+    ],
+)
+def test_a_codec_that_cannot_store_the_rows_is_refused(
+    kind: str, codec: CodecKind, remedy: str
+) -> None:
+    model = tiny_lm(kind)
+    with pytest.raises(UserInputError, match=remedy):
+        install_kv_eviction(model, **SIZES, codec=codec)
     assert not has_hooks(model)
 
 

@@ -12,6 +12,7 @@ from scope_runners.recall.sweep import measure_cell, right_answers
 from scope_runners.recall.systems import (
     EVICTING,
     FULL,
+    H2O_INT8,
     PAGED,
     SLIDING,
     SYSTEMS,
@@ -96,6 +97,12 @@ def test_a_sliding_window_finds_nothing_that_has_left_it(model: Any) -> None:
 @pytest.mark.parametrize("task", [Task.SINGLE, Task.MULTI_QUERY, Task.ASKED_BEFORE])
 def test_h2o_beats_a_sliding_window_of_as_many_rows(model: Any, task: Task) -> None:
     assert accuracy(model, "h2o", task) > accuracy(model, SLIDING, task) + 0.2
+
+
+def test_what_h2o_keeps_answers_from_int8_as_it_does_from_float32(model: Any) -> None:
+    for task in (Task.SINGLE, Task.ASKED_BEFORE):
+        assert abs(accuracy(model, H2O_INT8, task) - accuracy(model, "h2o", task)) < 0.05
+    assert 2.5 * bytes_per_token(model, H2O_INT8) < bytes_per_token(model, FULL)
 
 
 def test_h2o_forgets_young_facts_that_a_sliding_window_of_as_many_rows_still_holds(

@@ -5,31 +5,35 @@ one thread. The model is a small Llama with random weights: tokens mean nothing,
 Prompts are fed in pieces; a peak counts the rows that a layer holds while its attention runs.
 """
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from scope_contracts.row_format import CodecKind
 from scope_rt.kv_cache.policy import EvictionPolicy, HeavyHitters, sliding_window
 from scope_rt.lm.eviction import install_eviction_policy, remove_kv_eviction
 from scope_rt.lm.eviction_layer import EvictingLayer
 from scope_rt.lm.recall import new_recall_model
 from scope_runners.kv_bench.result import Curve, Effort, Line, Part, SystemResult
+from scope_runners.kv_bench.stopwatch import Stopwatch, median_ratio
 
 VOCAB = 512
 PIECE_TOKENS = 64
 SINKS, BUDGET, RECENT = 4, 60, 64
 FULL, FULL_SDPA, RECOMPUTE = "full cache", "full cache, sdpa", "recompute"
-POLICIES: Mapping[str, EvictionPolicy] = {
-    "h2o": HeavyHitters(budget=BUDGET, num_sink=SINKS, num_recent=RECENT),
-    "h2o, every 8th step": HeavyHitters(
-        budget=BUDGET, num_sink=SINKS, num_recent=RECENT, evict_every=8
+H2O = HeavyHitters(budget=BUDGET, num_sink=SINKS, num_recent=RECENT)
+EVICTING: Mapping[str, tuple[EvictionPolicy, CodecKind]] = {
+    "h2o": (H2O, CodecKind.IDENTITY),
+    "h2o, every 8th step": (replace(H2O, evict_every=8), CodecKind.IDENTITY),
+    "h2o, int8": (H2O, CodecKind.INT8),
+    "h2o, int4": (H2O, CodecKind.INT4),
+    "sink + recent": (
+        sliding_window(num_sink=SINKS, num_recent=BUDGET + RECENT),
+        CodecKind.IDENTITY,
     ),
-    "sink + recent": sliding_window(num_sink=SINKS, num_recent=BUDGET + RECENT),
 }
 CAPACITY = SINKS + BUDGET + RECENT
 
@@ -86,7 +90,7 @@ def measure(effort: Effort) -> Part:
                             (context, _ratio(found[context], FULL, name)) for context in found
                         ),
                     )
-                    for name in (*POLICIES, FULL_SDPA)
+                    for name in (*EVICTING, FULL_SDPA)
                 ),
                 log_x=True,
             ),
@@ -95,7 +99,7 @@ def measure(effort: Effort) -> Part:
             "a Llama of 2 layers and 2 K/V heads of 32, float32, batch 1, all but one row with "
             "eager attention, the only one that returns probabilities",
             f"h2o: {SINKS} sinks, {BUDGET} heavy hitters, {RECENT} recent; prompts in pieces of "
-            f"{PIECE_TOKENS} tokens",
+            f"{PIECE_TOKENS} tokens; a row's position and score take 26 bytes beside it",
         ),
     )
 
@@ -111,14 +115,13 @@ def measure_once(context: int, num_steps: int) -> dict[str, Decoding]:
         model.set_attn_implementation(attention)
         found[name] = _decode(model, prompt, steps)
     model.set_attn_implementation("eager")
-    for name, policy in POLICIES.items():
-        install_eviction_policy(model, policy)
+    for name, (policy, codec) in EVICTING.items():
+        install_eviction_policy(model, policy, codec=codec)
         found[name] = _decode(model, prompt, steps)
         remove_kv_eviction(model)
-    started = time.process_time()
-    with torch.no_grad():
+    with torch.no_grad(), Stopwatch() as watch:
         model(ids, use_cache=False, logits_to_keep=1)
-    found[RECOMPUTE] = Decoding(step_s=time.process_time() - started)
+    found[RECOMPUTE] = Decoding(step_s=watch.seconds)
     return found
 
 
@@ -129,20 +132,26 @@ def _decode(model: Any, prompt: Tensor, steps: Sequence[Tensor]) -> Decoding:
     for piece in prompt.split(PIECE_TOKENS, dim=-1):
         peak_rows = max(peak_rows, num_rows + piece.shape[1])
         cache = model(piece, past_key_values=cache, logits_to_keep=1).past_key_values
-        num_rows = cache.layers[0].keys.shape[2]
-    started = time.process_time()
-    for ids in steps:
-        peak_rows = max(peak_rows, num_rows + 1)
-        model(ids, past_key_values=cache)
-        num_rows = cache.layers[0].keys.shape[2]
-        between = max(between, num_rows)
-    step_s = (time.process_time() - started) / len(steps)
+        num_rows = _num_rows(cache.layers[0])
+    with Stopwatch() as watch:
+        for ids in steps:
+            peak_rows = max(peak_rows, num_rows + 1)
+            model(ids, past_key_values=cache)
+            num_rows = _num_rows(cache.layers[0])
+            between = max(between, num_rows)
     return Decoding(
-        step_s=step_s,
+        step_s=watch.seconds / len(steps),
         num_rows=between,
         peak_rows=peak_rows,
         row_bytes=sum(map(_layer_bytes, cache.layers)) / num_rows,
     )
+
+
+def _num_rows(layer: Any) -> int:
+    if isinstance(layer, EvictingLayer):
+        return layer.num_rows
+    num_rows: int = layer.keys.shape[2]
+    return num_rows
 
 
 def _layer_bytes(layer: Any) -> int:
@@ -158,7 +167,7 @@ def _rounds(context: int, scale: Scale) -> list[dict[str, Decoding]]:
 
 def _ratio(rounds: Sequence[Mapping[str, Decoding]], base: str, name: str) -> float:
     """Throughput of `name` over that of `base`."""
-    return median(found[base].step_s / found[name].step_s for found in rounds)
+    return median_ratio([it[base].step_s for it in rounds], [it[name].step_s for it in rounds])
 
 
 def _row(name: str, rounds: Sequence[Mapping[str, Decoding]]) -> SystemResult:

@@ -1,7 +1,7 @@
 """How much sooner an edited context is whole again, next to what the cost formula promises.
 
-Every figure is a ratio of two things that were timed one after the other in the same round, in
-seconds of processor time of one thread, so that other work on the machine counts in neither.
+Every figure is a ratio of two things that were timed one after the other in the same round, on one
+thread.
 """
 
 import time
@@ -24,6 +24,7 @@ from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy
 from scope_rt.kv_cache.hierarchical.node_model import NodeModel
 from scope_rt.models.multilevel import MultilevelConfig, MultilevelModel
 from scope_runners.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
+from scope_runners.kv_bench.stopwatch import Stopwatch
 
 CONFIG = MultilevelConfig(vocab_size=512, dim=64, num_layers=2, num_heads=2, ffn_dim=128)
 GROUP, CHUNK_LEAVES = 32, 160
@@ -186,20 +187,19 @@ def _there_and_back(fraction: float, gist_at: int, num_leaves: int) -> Iterator[
 
 
 def _timed(context: EditableContext, edits: list[Edit]) -> tuple[EditReport, float]:
-    start = time.process_time()
-    report = context.edit(edits)
-    return report, time.process_time() - start
+    with Stopwatch() as watch:
+        report = context.edit(edits)
+    return report, watch.seconds
 
 
 def _recomputed(fresh: EditableContext, edited: EditableContext) -> float:
     """Seconds to compute the context of `edited` from nothing; both must be equal then."""
     fresh.clear()
-    start = time.process_time()
-    fresh.load(edited.context)
-    seconds = time.process_time() - start
+    with Stopwatch() as watch:
+        fresh.load(edited.context)
     if fresh.cache.digest() != edited.cache.digest():
         raise CacheError("an edited cache differs from a full recompute of its context")
-    return seconds
+    return watch.seconds
 
 
 def _timed_undo(
@@ -223,10 +223,10 @@ def _timed_undo(
 def _timed_decode(edited: EditableContext) -> float:
     """Seconds of one token, decoded behind the context."""
     edited.bit_equal = False  # a token alone is its own chunk
-    start = time.process_time()
-    for token in range(DECODED_TOKENS):
-        edited.append([token])
-    return (time.process_time() - start) / DECODED_TOKENS
+    with Stopwatch() as watch:
+        for token in range(DECODED_TOKENS):
+            edited.append([token])
+    return watch.seconds / DECODED_TOKENS
 
 
 def _promised(fraction: float, cost: CostModel, num_leaves: int) -> float:

@@ -1,11 +1,9 @@
 """What blocks cost against one piece, and what sharing them saves.
 
-Every figure is a ratio of things that were timed in the same round, in seconds of processor time of
-one thread, so that other work on the machine counts in neither. The model is a small Llama with
-random weights: tokens mean nothing, times and bytes do.
+Every figure is a ratio of things that were timed in the same round, on one thread. The model is a
+small Llama with random weights: tokens mean nothing, times and bytes do.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from scope_rt.lm.recall import new_recall_model
 from scope_rt.lm.requests import Completion, Request, Specialist
 from scope_rt.lm.step import AppendingCache, next_logits
 from scope_runners.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
+from scope_runners.kv_bench.stopwatch import Stopwatch, median_ratio
 
 CPU = torch.device("cpu")
 VOCAB = 512
@@ -144,15 +143,13 @@ def measure_decoding(scale: Scale) -> tuple[SystemResult, ...]:
     results = []
     for name, cache in caches.items():
         size, other = len(cache.lengths), _CONTIGUOUS[len(cache.lengths)]
-        ratios = [a / b for a, b in zip(seconds[other], seconds[name], strict=True)]
-        gains = [a / b for a, b in zip(anew[size], seconds[name], strict=True)]
         results.append(
             SystemResult(
                 name=name,
                 bytes_per_token=cache.format.bytes_per_row * rows.layers.num_slots,
                 peak_bytes=cache.num_bytes,
-                throughput_vs_recompute=median(gains),
-                throughput_vs_contiguous=median(ratios),
+                throughput_vs_recompute=median_ratio(anew[size], seconds[name]),
+                throughput_vs_contiguous=median_ratio(seconds[other], seconds[name]),
                 notes=(f"{cache.counters.gathers} views gathered",),
             )
         )
@@ -183,11 +180,11 @@ def measure_prefix_reuse(scale: Scale) -> PrefixReuse:
         for times, salts in ((alone, [request.name for request in requests]), (shared, [""] * 8)):
             loop = _loop([specialist], budget_bytes)
             salted = [_salted(*pair) for pair in zip(requests, salts, strict=True)]
-            start = time.thread_time()
-            for request in salted:  # one after the other: what is shared must be there first
-                loop.submit(request)
-                loop.run()
-            times.append((time.thread_time() - start, loop.counters.tokens_prefilled))
+            with Stopwatch() as watch:
+                for request in salted:  # one after the other: what is shared must be there first
+                    loop.submit(request)
+                    loop.run()
+            times.append((watch.seconds, loop.counters.tokens_prefilled))
     return PrefixReuse(
         tokens_alone=alone[0][1],
         tokens_shared=shared[0][1],
@@ -237,16 +234,16 @@ def pool_cost_by_decile(num_operations: int, *, num_blocks: int = 65_536) -> tup
     serial = 0
     warm_up = [num_blocks // per_table]  # every block once: first touches are not the pool's cost
     for count in warm_up + [num_operations // DECILES // (2 * per_table)] * DECILES:
-        start = time.thread_time()
-        for _ in range(count):
-            pool.free(tables.popleft())
-            table = pool.allocate(per_table)
-            serial += 1
-            if serial % 4 == 0:
-                for place, block in enumerate(table):
-                    pool.register(block, (serial, place))
-            tables.append(table)
-        costs.append((time.thread_time() - start) * 1e9 / (2 * per_table * count))
+        with Stopwatch() as watch:
+            for _ in range(count):
+                pool.free(tables.popleft())
+                table = pool.allocate(per_table)
+                serial += 1
+                if serial % 4 == 0:
+                    for place, block in enumerate(table):
+                        pool.register(block, (serial, place))
+                tables.append(table)
+        costs.append(watch.seconds * 1e9 / (2 * per_table * count))
     return tuple(costs[1:])
 
 
@@ -269,19 +266,19 @@ def _decode_seconds(
 ) -> float:
     """Processor time of one decoding step, once `texts` are cached."""
     feed = next_logits(model, rows, cache, texts).argmax(-1)[:, None].tolist()
-    start = time.thread_time()
-    for _ in range(steps):
-        feed = next_logits(model, rows, cache, feed).argmax(-1)[:, None].tolist()
-    return (time.thread_time() - start) / steps
+    with Stopwatch() as watch:
+        for _ in range(steps):
+            feed = next_logits(model, rows, cache, feed).argmax(-1)[:, None].tolist()
+    return watch.seconds / steps
 
 
 @torch.no_grad()
 def _recompute_seconds(model: Any, texts: Sequence[list[int]]) -> float:
     """Processor time of one step without a cache: the whole past, each sequence for itself."""
-    start = time.thread_time()
-    for text in texts:
-        model(torch.tensor([text]), use_cache=False, logits_to_keep=1)
-    return time.thread_time() - start
+    with Stopwatch() as watch:
+        for text in texts:
+            model(torch.tensor([text]), use_cache=False, logits_to_keep=1)
+    return watch.seconds
 
 
 def _contiguous(rows: ModelRows, batch: int, scale: Scale) -> ContiguousCache:

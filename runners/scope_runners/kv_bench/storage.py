@@ -1,13 +1,10 @@
 """What a row costs in each form it may be stored in: bytes, and time of a decode step.
 
-Times are processor time of one thread, and every form is timed in every round, so that other work
-on the machine counts for none of them.
+Every form is timed in every round, on one thread.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -23,6 +20,7 @@ from scope_rt.lm.recall import load_recall_model
 from scope_rt.lm.step import next_logits
 from scope_rt.models.mla import MLA, MLAConfig, MLAForm
 from scope_runners.kv_bench.result import Effort, Part, SystemResult
+from scope_runners.kv_bench.stopwatch import median_ratio, step_seconds
 
 CPU = torch.device("cpu")
 LATENT = MLAConfig(
@@ -149,31 +147,19 @@ def _compared(
     for _ in range(scale.rounds):
         for name, make in makers.items():
             decoder = make()
-            decode_s[name].append(_seconds(decoder.step, scale.num_steps))
+            decode_s[name].append(step_seconds(decoder.step, scale.num_steps))
             caches[name] = decoder.cache
-        recompute_s.append(_seconds(recompute, 1))
+        recompute_s.append(step_seconds(recompute, 1))
     return [
         SystemResult(
             name=name,
             bytes_per_token=cache.format.bytes_per_row * cache.layers.num_slots,
             peak_bytes=cache.num_bytes,
-            throughput_vs_recompute=_ratio(recompute_s, decode_s[name]),
-            throughput_vs_contiguous=_ratio(decode_s[baseline], decode_s[name]),
+            throughput_vs_recompute=median_ratio(recompute_s, decode_s[name]),
+            throughput_vs_contiguous=median_ratio(decode_s[baseline], decode_s[name]),
         )
         for name, cache in caches.items()
     ]
-
-
-def _seconds(step: Callable[[], object], count: int) -> float:
-    """Processor time of one of `count` steps."""
-    start = time.thread_time()
-    for _ in range(count):
-        step()
-    return (time.thread_time() - start) / count
-
-
-def _ratio(theirs: Sequence[float], mine: Sequence[float]) -> float:
-    return median(a / b for a, b in zip(theirs, mine, strict=True))
 
 
 def _not_here() -> list[SystemResult]:

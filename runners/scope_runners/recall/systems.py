@@ -21,7 +21,7 @@ from scope_rt.lm.eviction_layer import EvictingLayer
 from scope_rt.lm.model_cache import GenerateCache
 from scope_rt.lm.model_rows import model_rows
 
-FULL, PAGED, SLIDING = "full", "paged", "sink + recent"
+FULL, PAGED, SLIDING, H2O_INT8 = "full", "paged", "sink + recent", "h2o, int8"
 NUM_SINK = 2
 BLOCK_SIZE = 16
 EVICTION_NOTES = 8 + 1 + 4
@@ -38,15 +38,18 @@ def _halves(capacity: int) -> HeavyHitters:
 EVICTING: Mapping[str, Callable[[int], EvictionPolicy]] = MappingProxyType(
     {
         "h2o": _halves,
+        H2O_INT8: _halves,
         SLIDING: lambda rows: sliding_window(num_recent=rows - NUM_SINK, num_sink=NUM_SINK),
         "random": lambda rows: RandomRows(sizes=_halves(rows)),
     }
 )
 """The policy that keeps so many rows."""
-CODED: Mapping[str, CodecKind] = MappingProxyType(
+_STORING: Mapping[str, CodecKind] = MappingProxyType(
     {str(kind): kind for kind in (CodecKind.INT8, CodecKind.FP8, CodecKind.INT4)}
 )
-SYSTEMS = (FULL, *EVICTING, PAGED, *CODED)
+CODECS: Mapping[str, CodecKind] = MappingProxyType({**_STORING, H2O_INT8: CodecKind.INT8})
+"""The codec of those that store rows in another than their own form."""
+SYSTEMS = (FULL, *EVICTING, PAGED, *_STORING)
 
 
 @contextmanager
@@ -62,7 +65,8 @@ def opened(
         if capacity is None or capacity <= NUM_SINK:
             want = f"more than the {NUM_SINK} sinks"
             raise UserInputError(mismatch("rows a layer keeps", got=capacity, want=want))
-        install_eviction_policy(model, EVICTING[system](capacity))
+        codec = CODECS.get(system, CodecKind.IDENTITY)
+        install_eviction_policy(model, EVICTING[system](capacity), codec=codec)
         try:
             yield None
         finally:
@@ -77,9 +81,9 @@ def opened(
 
 
 def _storing(model: Any, system: str, *, batch: int, length: int) -> KVCache:
-    if system != PAGED and system not in CODED:
+    if system != PAGED and system not in CODECS:
         raise UserInputError(mismatch("system", got=system, want=f"one of {', '.join(SYSTEMS)}"))
-    rows = model_rows(model, codec=CODED.get(system, CodecKind.IDENTITY))
+    rows = model_rows(model, codec=CODECS.get(system, CodecKind.IDENTITY))
     if system == PAGED:
         return PagedCache.allocate(
             rows.row_format,
@@ -109,6 +113,6 @@ def cache_bytes(cache: Any) -> int:
 
 def bytes_per_token(model: Any, system: str) -> int:
     """Of one token in all layers, with scales, and with what eviction notes of a row."""
-    rows = model_rows(model, codec=CODED.get(system, CodecKind.IDENTITY))
+    rows = model_rows(model, codec=CODECS.get(system, CodecKind.IDENTITY))
     noted = EVICTION_NOTES if system in EVICTING else 0
     return (rows.row_format.bytes_per_row + noted) * rows.layers.num_slots

@@ -1,0 +1,36 @@
+"""Processor time, so that other work on the machine counts in no figure."""
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from types import TracebackType
+
+
+class Stopwatch:
+    """`with Stopwatch() as watch: ...` leaves `watch.seconds` of this process, all threads."""
+
+    def __enter__(self) -> "Stopwatch":
+        self.seconds = 0.0
+        self._start = time.process_time()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.seconds = time.process_time() - self._start
+
+
+def step_seconds(step: Callable[[], object], count: int) -> float:
+    """Of one of `count` steps."""
+    with Stopwatch() as watch:
+        for _ in range(count):
+            step()
+    return watch.seconds / count
+
+
+def median_ratio(theirs: Sequence[float], mine: Sequence[float]) -> float:
+    """How many times faster `mine` are, round by round."""
+    return median(a / b for a, b in zip(theirs, mine, strict=True))
