@@ -7,14 +7,24 @@ line that says it is an estimate. A GB is 10^9 bytes, a GiB 2^30.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from scope_contracts.errors import CacheError, mismatch
-from scope_contracts.row_format import RowFormat
+from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.state_format import StateFormat
 
 RUNTIME_BYTES = 1 << 30
 """CUDA context, kernels and what the allocator cannot use: an estimate."""
+FEWER_BITS: Mapping[CodecKind, Sequence[CodecKind]] = MappingProxyType(
+    {
+        CodecKind.IDENTITY: (CodecKind.INT8, CodecKind.INT4),
+        CodecKind.INT8: (CodecKind.INT4,),
+        CodecKind.FP8: (CodecKind.INT4,),
+        CodecKind.INT4: (),
+    }
+)
+"""Codecs that take less than each, the next smaller one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +36,14 @@ class MemoryLine:
     because: str
     """How the number comes about, for a reader."""
     is_estimate: bool = False
+
+
+RUNTIME = MemoryLine(
+    name="runtime",
+    num_bytes=RUNTIME_BYTES,
+    because="CUDA context, kernels, fragmentation",
+    is_estimate=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +116,8 @@ def fitting_changes(demand: Demand, available_bytes: int) -> tuple[str, ...]:
 class SequenceCacheSpec:
     """The caches of one language model: rows of layers that attend, states of those that do not.
 
-    Raises `CacheError` when there are more attention layers than layers, or none.
+    Raises `CacheError` when there are more attention layers than layers, or none, and for windows
+    that are not theirs.
     """
 
     num_layers: int
@@ -109,11 +128,26 @@ class SequenceCacheSpec:
     """Of one key of a sparse-attention indexer, in every attention layer."""
     state_format: StateFormat | None = None
     """Of one sequence in one of the other layers, over all ranks."""
+    windows: tuple[int | None, ...] = ()
+    """Tokens each attention layer sees, its own included; None sees all. Empty: all see all.
+
+    Paged rows leave with the window; a contiguous cache has room for all of them.
+    """
 
     def __post_init__(self) -> None:
         if not 1 <= self.attention_layers <= self.num_layers:
             want = f"1 to {self.num_layers}, the number of layers"
             raise CacheError(mismatch("attention layers", got=self.attention_layers, want=want))
+        if self.windows and len(self.windows) != self.attention_layers:
+            want = f"one for each of {self.attention_layers} attention layers"
+            raise CacheError(mismatch("windows", got=len(self.windows), want=want))
+        if any(window is not None and window < 1 for window in self.windows):
+            raise CacheError(mismatch("windows", got=self.windows, want="at least 1 token each"))
+
+    @property
+    def layer_windows(self) -> tuple[int | None, ...]:
+        """`windows`, one for each attention layer."""
+        return self.windows or (None,) * self.attention_layers
 
     def bytes_per_token(self, tp_degree: int = 1) -> int:
         """Bytes one rank holds of a token, over all layers; latents are whole on every rank."""
@@ -147,7 +181,7 @@ class SequenceCacheSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDomain:
-    """One model's caches for its own batch: isolated from every other domain.
+    """One model's contiguous caches for its own batch: isolated from every other domain.
 
     Raises `CacheError` for a size below 1.
     """

@@ -3,7 +3,9 @@
 import argparse
 
 from scope_contracts.envelope import PlanId
+from scope_contracts.errors import shown
 from scope_contracts.gpus import GPUS
+from scope_contracts.row_storage import BLOCK_SIZE, PREFILL_CHUNK
 from scope_contracts.state_format import StateFormat
 from scope_contracts.tensor_spec import DType
 from scope_runners.memory_presets import PRESETS
@@ -11,6 +13,10 @@ from scope_runners.request import EMBEDDED_MODEL, positive
 
 DEFAULT_MODEL = "krea-14b"
 _GIB = 1 << 30
+_MOST = 1 << 31
+"""No size is larger."""
+_MOST_PARTS = 10_000
+"""Layers, heads and frames: those that advice goes through one by one."""
 
 
 def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,14 +24,14 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     presets = ", ".join(PRESETS)
     add("--model", help=f"{presets}, {EMBEDDED_MODEL!r}, or a folder (default {DEFAULT_MODEL})")
-    add("--tp", type=positive, default=1, help="ranks that share the heads (default 1)")
-    add("--batch", type=positive, default=1, help="sequences, or streams (default 1)")
+    add("--tp", type=_part, default=1, help="ranks that share the heads (default 1)")
+    add("--batch", type=_size, default=1, help="sequences, or streams (default 1)")
     add("--dtype", type=_dtype, default=DType.BFLOAT16, help="of weights and rows (bfloat16)")
     add(
         "--kv-cache",
         metavar="KIND[:CODEC]",
         help="video: ring, quantized, h2o, paged, hierarchical; language: contiguous, paged, "
-        "quantized, latent; codecs int8, int4, fp8",
+        "quantized, h2o, latent; codecs int8, int4, fp8",
     )
     add("--gpu", help=f"one of {', '.join(GPUS)}")
     add(
@@ -44,18 +50,35 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_video_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("video models; frames are latent frames").add_argument
     add("--plan", type=_plan, help=f"one of {', '.join(PlanId)} (default single)")
-    add("--height", type=positive, help="pixels (default: the model's own)")
-    add("--width", type=positive, help="pixels (default: the model's own)")
-    add("--window", type=positive, help="frames a chunk sees, itself included")
-    add("--sink", type=int, help="first frames that are never evicted")
-    add("--block", type=positive, help="frames of a chunk")
+    add("--height", type=_size, help="pixels (default: the model's own)")
+    add("--width", type=_size, help="pixels (default: the model's own)")
+    add("--window", type=_part, help="frames a chunk sees, itself included")
+    add("--sink", type=_sink, help="first frames that are never evicted")
+    add("--block", type=_part, help="frames of a chunk")
 
 
 def _add_language_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("language models").add_argument
-    add("--length", type=positive, help="tokens of a sequence (default 8192)")
-    add("--models", type=positive, help="models of this shape side by side (default 1)")
-    add("--block-size", type=positive, help="tokens of a block of --kv-cache paged (default 16)")
+    add("--length", type=_size, help="tokens of a sequence (default 8192)")
+    add("--models", type=_size, help="models of this shape side by side (default 1)")
+    add(
+        "--block-size",
+        type=_size,
+        help=f"tokens of a block of --kv-cache paged (default {BLOCK_SIZE})",
+    )
+    add(
+        "--keep",
+        type=_size,
+        metavar="ROWS",
+        help="of a sequence in a layer under --kv-cache h2o: sinks + budget + recent + "
+        "evict_every - 1",
+    )
+    add(
+        "--prefill-chunk",
+        type=_size,
+        metavar="TOKENS",
+        help=f"of a prompt fed at once (default: {PREFILL_CHUNK} if paged, all of it if h2o)",
+    )
     add(
         "--weights-gib",
         dest="weights_bytes",
@@ -73,14 +96,35 @@ def _add_language_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("sizes, in place of --model").add_argument
-    add("--layers", type=positive)
-    add("--heads", type=positive)
-    add("--head-dim", type=positive)
-    add("--ffn-dim", type=positive, help="makes it a video model")
-    add("--kv-heads", type=positive, help="default: --heads")
-    add("--attention-layers", type=positive, help="layers that attend (default: all)")
-    add("--latent-rank", type=positive, help="MLA: numbers of the latent (DeepSeek: 512)")
-    add("--rope-dim", type=positive, help="MLA: numbers of the RoPE key (DeepSeek: 64)")
+    add("--layers", type=_part)
+    add("--heads", type=_part)
+    add("--head-dim", type=_size)
+    add("--ffn-dim", type=_size, help="makes it a video model")
+    add("--kv-heads", type=_part, help="default: --heads")
+    add("--attention-layers", type=_part, help="layers that attend (default: all)")
+    add("--latent-rank", type=_size, help="MLA: numbers of the latent (DeepSeek: 512)")
+    add("--rope-dim", type=_size, help="MLA: numbers of the RoPE key (DeepSeek: 64)")
+
+
+def _size(text: str) -> int:
+    return _bounded(positive(text), _MOST)
+
+
+def _part(text: str) -> int:
+    return _bounded(positive(text), _MOST_PARTS)
+
+
+def _sink(text: str) -> int:
+    """Negative ones are refused with the window that they belong to."""
+    if not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return _bounded(int(text), _MOST_PARTS)
+
+
+def _bounded(number: int, most: int) -> int:
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{shown(number)} is more than {most:,}")
+    return number
 
 
 def _gib(text: str) -> int:
@@ -108,7 +152,7 @@ def _plan(text: str) -> PlanId:
 
 def _mamba2(text: str) -> StateFormat:
     numbers = text.split("x")
-    if len(numbers) != 5 or not all(n.isdecimal() and int(n) > 0 for n in numbers):
+    if len(numbers) != 5 or not all(n.isdecimal() and 0 < int(n) <= _MOST for n in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is not five sizes as 48x128x128x8x4")
     heads, dim, state, groups, kernel = map(int, numbers)
     if kernel < 2:

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import UserInputError, shown
 from scope_contracts.memory_plan import SequenceCacheSpec
 from scope_contracts.model_size import WanSize, t5_encoder_weights
 from scope_contracts.row_format import Plane, RowFormat
 from scope_contracts.tensor_spec import DType
+from scope_runners.memory_layers import caching_layers, size_in
 from scope_runners.request import EMBEDDED_MODEL
 
 _LATENT_STRIDE = 8
@@ -48,6 +49,8 @@ class LanguageModel:
     spec: SequenceCacheSpec
     weights_bytes: int = 0
     """Over all ranks; 0 where it is not known."""
+    query_heads: int | None = None
+    """None where they are not known."""
 
     def in_dtype(self, dtype: DType) -> Self:
         """The same sizes, rows in `dtype`."""
@@ -67,7 +70,7 @@ _WAN_1_3B = _wan(layers=30, heads=12, ffn_dim=8960)
 
 def _hybrid(row_format: RowFormat) -> LanguageModel:
     spec = SequenceCacheSpec(num_layers=52, attention_layers=13, row_format=row_format)
-    return LanguageModel(spec=spec)
+    return LanguageModel(spec=spec, query_heads=24)
 
 
 PRESETS: Mapping[str, VideoModel | LanguageModel] = MappingProxyType(
@@ -119,40 +122,55 @@ def _video_folder(name: str, dtype: DType) -> VideoModel:
 
 
 def _language_folder(path: Path, dtype: DType) -> LanguageModel:
+    config, instead = (
+        path / "config.json",
+        "give its sizes, as --layers, --attention-layers, --heads and --head-dim, instead",
+    )
     try:
-        raw = json.loads((path / "config.json").read_text())
-        layers, heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
-        row_format, index_format = _row_formats(raw, heads, dtype)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        raw = json.loads(config.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserInputError(f"{config} is not a language model's: {error!r}; {instead}") from error
+    if not isinstance(raw, dict):
+        got = shown(raw)
+        raise UserInputError(f"{config} is not a language model's: it holds {got}; {instead}")
+    try:
+        layers = caching_layers(raw)
+        query_heads = size_in(raw, "num_attention_heads")
+        row_format, index_format = _row_formats(raw, query_heads, dtype)
+    except UserInputError as error:
         raise UserInputError(
-            f"{path / 'config.json'} is not a language model's: {error!r}; give --layers, --heads "
-            "and --head-dim instead"
+            f"{config} is not a language model's that is known here: {error}; {instead}"
         ) from error
-    kinds = raw.get("layer_types") or ["full_attention"] * layers
-    attend = sum("attention" in kind and "linear" not in kind for kind in kinds)
     spec = SequenceCacheSpec(
-        num_layers=layers,
-        attention_layers=attend,
+        num_layers=layers.num_layers,
+        attention_layers=len(layers.windows),
         row_format=row_format,
         index_format=index_format,
+        windows=layers.windows if any(layers.windows) else (),
     )
-    return LanguageModel(spec=spec, weights_bytes=_tensor_bytes(path))
+    return LanguageModel(spec=spec, weights_bytes=_tensor_bytes(path), query_heads=query_heads)
 
 
 def _row_formats(
-    raw: Mapping[str, int], heads: int, dtype: DType
+    raw: Mapping[str, Any], heads: int, dtype: DType
 ) -> tuple[RowFormat, RowFormat | None]:
     """What a `config.json` of transformers says about a cached token, and about an index key."""
     if raw.get("kv_lora_rank"):
-        rank, rope_dim = int(raw["kv_lora_rank"]), int(raw["qk_rope_head_dim"])
+        rank, rope_dim = size_in(raw, "kv_lora_rank"), size_in(raw, "qk_rope_head_dim")
         rows = RowFormat.latent(rank=rank, rope_dim=rope_dim, dtype=dtype)
     else:
-        head_dim = int(raw.get("head_dim") or raw["hidden_size"] // heads)
-        kv_heads = int(raw.get("num_key_value_heads") or heads)
+        is_told = raw.get("head_dim") is not None
+        head_dim = (
+            size_in(raw, "head_dim")
+            if is_told
+            else size_in(raw, "hidden_size", least=heads) // heads
+        )
+        is_grouped = raw.get("num_key_value_heads") is not None
+        kv_heads = size_in(raw, "num_key_value_heads") if is_grouped else heads
         rows = RowFormat.full(heads=kv_heads, head_dim=head_dim, dtype=dtype)
     if not raw.get("index_head_dim"):
         return rows, None
-    key = Plane(name="index_key", heads=1, dim=int(raw["index_head_dim"]), head_sharded=False)
+    key = Plane(name="index_key", heads=1, dim=size_in(raw, "index_head_dim"), head_sharded=False)
     return rows, RowFormat(planes=(key,), dtype=dtype)
 
 

@@ -9,24 +9,30 @@ from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError, mismatch
 from scope_contracts.gpus import gpu_named
-from scope_contracts.memory_demand import ServingDemand, VideoDemand
 from scope_contracts.memory_plan import CacheDomain, SequenceCacheSpec
+from scope_contracts.memory_serving import ServingDemand
+from scope_contracts.memory_video import VideoDemand
 from scope_contracts.model_size import WanSize
 from scope_contracts.row_format import CodecKind, RowFormat
+from scope_contracts.row_storage import (
+    BLOCK_SIZE,
+    PREFILL_CHUNK,
+    Contiguous,
+    Evicting,
+    Paged,
+    RowStorage,
+)
 from scope_rt.mesh.topology import Topology
 from scope_runners.memory_arguments import DEFAULT_MODEL
-from scope_runners.memory_presets import (
-    LanguageModel,
-    VideoModel,
-    frame_tokens,
-    model_at,
-)
+from scope_runners.memory_presets import LanguageModel, VideoModel, frame_tokens, model_at
 
-DEFAULT_LENGTH, DEFAULT_BLOCK_SIZE = 8192, 16
+DEFAULT_LENGTH = 8192
 _WITHOUT_DECODER = (PlanId.PP0, PlanId.PP1)
 """Plans whose generator ranks hold neither text encoder nor autoencoder."""
 _VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan")
-_LANGUAGE_ONLY = ("length", "models", "block_size", "mamba2", "weights_bytes")
+_STORAGE = {"block_size": ("paged",), "prefill_chunk": ("paged", "h2o"), "keep": ("h2o",)}
+"""Kinds of `--kv-cache` that each size belongs to."""
+_LANGUAGE_ONLY = ("length", "models", *_STORAGE, "mamba2", "weights_bytes")
 _VIDEO_SIZES = ("layers", "heads", "head_dim", "ffn_dim")
 _LATENT_SIZES = ("layers", "latent_rank", "rope_dim")
 _FULL_SIZES = ("layers", "heads", "head_dim")
@@ -112,7 +118,7 @@ def _from_sizes(namespace: argparse.Namespace, given: Sequence[str]) -> VideoMod
         want = f"at most --layers {namespace.layers}"
         raise UserInputError(mismatch("--attention-layers", got=attend, want=want))
     spec = SequenceCacheSpec(num_layers=namespace.layers, attention_layers=attend, row_format=rows)
-    return LanguageModel(spec=spec)
+    return LanguageModel(spec=spec, query_heads=namespace.heads)
 
 
 def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
@@ -159,9 +165,6 @@ def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingDema
                 "out, or give sizes with --attention-layers"
             )
         spec = replace(spec, state_format=replace(namespace.mamba2, dtype=namespace.dtype))
-    is_paged = (namespace.kv_cache or "").partition(":")[0] == "paged"
-    if namespace.block_size and not is_paged:
-        raise UserInputError("--block-size belongs to --kv-cache paged; leave one of them out")
     domain = CacheDomain(
         name="model",
         spec=spec,
@@ -173,8 +176,43 @@ def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingDema
         num_domains=namespace.models or 1,
         tp=namespace.tp,
         weights_bytes=namespace.weights_bytes or model.weights_bytes,
-        block_size=(namespace.block_size or DEFAULT_BLOCK_SIZE) if is_paged else None,
+        storage=_storage(spec, namespace),
+        query_heads=model.query_heads,
     )
+
+
+def _storage(spec: SequenceCacheSpec, namespace: argparse.Namespace) -> RowStorage:
+    """How `--kv-cache` lays rows down."""
+    name = (namespace.kv_cache or Contiguous.lossless).partition(":")[0]
+    for size in _given(namespace, tuple(_STORAGE)):
+        if name not in _STORAGE[size]:
+            kinds = " or ".join(_STORAGE[size])
+            raise UserInputError(
+                f"{_flags([size])} belongs to --kv-cache {kinds}; leave one of them out"
+            )
+    if name == Paged.lossless:
+        return Paged(
+            block_size=namespace.block_size or BLOCK_SIZE,
+            prefill_chunk=namespace.prefill_chunk or PREFILL_CHUNK,
+        )
+    if name != Evicting.lossless:
+        return Contiguous()
+    if any(spec.windows):
+        raise UserInputError(
+            "--kv-cache h2o: layers of this model have a sliding window, which drops tokens on its "
+            "own; use --kv-cache paged"
+        )
+    if spec.index_format is not None:
+        raise UserInputError(
+            "--kv-cache h2o: this model's indexer chooses among all rows, so none may leave; use "
+            "--kv-cache paged"
+        )
+    if namespace.keep is None:
+        raise UserInputError(
+            "--kv-cache h2o needs --keep, the rows a layer keeps of a sequence: sinks + budget + "
+            "recent + evict_every - 1"
+        )
+    return Evicting(keep=namespace.keep, prefill_chunk=namespace.prefill_chunk)
 
 
 def _stored(rows: RowFormat, kind: str | None) -> RowFormat:
@@ -186,14 +224,15 @@ def _stored(rows: RowFormat, kind: str | None) -> RowFormat:
             "--kv-cache latent: this model caches full keys and values; give --latent-rank and "
             "--rope-dim, or a model with MLA"
         )
-    if name not in ("contiguous", "paged", "latent", "quantized"):
-        want = "contiguous, paged[:CODEC], quantized[:CODEC] or latent for a language model"
+    if name not in ("contiguous", "paged", "latent", "quantized", "h2o"):
+        want = "contiguous, paged[:CODEC], quantized[:CODEC], h2o[:CODEC] or latent for a "
+        want += "language model"
         raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
     codec = codec or (CodecKind.INT8 if name == "quantized" else CodecKind.IDENTITY)
     if name == "quantized" and codec == CodecKind.IDENTITY:
         want = "contiguous, which keeps all bits"
         raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
-    if name not in ("quantized", "paged") and codec != CodecKind.IDENTITY:
+    if name in ("contiguous", "latent") and codec != CodecKind.IDENTITY:
         want = f"quantized:{codec} or paged:{codec}"
         raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
     if codec not in list(CodecKind):

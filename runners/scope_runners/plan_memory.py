@@ -7,8 +7,8 @@ import argparse
 import json
 from dataclasses import dataclass
 
-from scope_contracts.memory_demand import VideoDemand
 from scope_contracts.memory_plan import MemoryPlan, fitting_changes
+from scope_contracts.memory_video import VideoDemand
 from scope_runners.memory_request import MemoryRequest
 
 _GB = 10**9
@@ -54,7 +54,7 @@ def report_of(request: MemoryRequest) -> MemoryReport:
     else:
         domain = demand.domain
         per_token = domain.spec.bytes_per_token(demand.tp)
-        per_sequence = domain.spec.bytes_per_sequence(demand.rows, demand.tp)
+        per_sequence = demand.bytes_per_sequence
         what = f"models {demand.num_domains}, batch {domain.batch} of {domain.max_tokens:,} tokens"
     available = request.available_bytes
     return MemoryReport(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_contracts.layer_groups import layer_groups
 from scope_contracts.row_format import RowFormat
 from scope_rt.kv_cache.backend_policy import DeviceTraits, choose_lane
 from scope_rt.kv_cache.block_key import Attachment, BlockKey, SharingScope, block_keys
@@ -40,21 +41,16 @@ class PagedSequence:
     def copy(self) -> "PagedSequence":
         return PagedSequence([list(table) for table in self.tables], self.length, list(self.keys))
 
+    def become(self, other: "PagedSequence") -> None:
+        """Take over what `other` holds; nobody may use that one any more."""
+        self.tables, self.length, self.keys = other.tables, other.length, other.keys
+
     @property
     def blocks(self) -> list[int]:
         """All blocks it holds; the ends of all groups lie last."""
         longest = max(map(len, self.tables))
         rows = [table[index : index + 1] for index in range(longest) for table in self.tables]
         return [block for row in rows for block in row if block is not None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerGroup:
-    """Layers that keep the same rows."""
-
-    slots: tuple[int, ...]
-    """Of the attention layers, counted from 0."""
-    window: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +147,8 @@ class PagedStore:
 
     def most_blocks(self, num_tokens: int, *, at_once: int) -> int:
         """Blocks that a sequence of `num_tokens` holds at most if it grows by up to `at_once`."""
-        total = math.ceil(num_tokens / self.block_size)
         return sum(
-            total
-            if group.window is None
-            else min(total, math.ceil((group.window - 1 + at_once) / self.block_size) + 1)
+            group.most_blocks(num_tokens, block_size=self.block_size, at_once=at_once)
             for group in self.groups
         )
 
@@ -263,22 +256,3 @@ def num_blocks_in(
         fix = "raise it, or make blocks smaller"
         raise UserInputError(mismatch("cache budget bytes", got=budget_bytes, want=want, fix=fix))
     return num_blocks
-
-
-def layer_groups(windows: Sequence[int | None]) -> tuple[LayerGroup, ...]:
-    """Layers by window, in groups of one size: the greatest that divides every window's layers.
-
-    Raises:
-        UserInputError: a window shows nothing.
-    """
-    if any(window is not None and window < 1 for window in windows):
-        raise UserInputError(mismatch("windows", got=tuple(windows), want="at least 1 token each"))
-    by_window: dict[int | None, list[int]] = {}
-    for slot, window in enumerate(windows):
-        by_window.setdefault(window, []).append(slot)
-    size = math.gcd(*map(len, by_window.values()))
-    return tuple(
-        LayerGroup(slots=tuple(slots[start : start + size]), window=window)
-        for window, slots in by_window.items()
-        for start in range(0, len(slots), size)
-    )

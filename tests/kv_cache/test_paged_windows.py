@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scope_contracts.errors import CacheError, UserInputError
+from scope_contracts.layer_groups import layer_groups
 from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.block_key import SharingScope
 from scope_rt.kv_cache.layer_map import AttnLayerMap
 from scope_rt.kv_cache.paged import PagedCache
-from scope_rt.kv_cache.paged_store import PagedStore, layer_groups
+from scope_rt.kv_cache.paged_store import PagedStore
 from tests.tiny_models import CPU
 
 SIZE = 4

@@ -1,26 +1,31 @@
 """The command reproduces known figures, plans what is then allocated, and names what to change."""
 
 import json
+from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
 
 from scope_contracts.cache_spec import CacheChoice
-from scope_contracts.memory_demand import ServingDemand, VideoDemand
+from scope_contracts.memory_serving import ServingDemand
+from scope_contracts.memory_video import VideoDemand
 from scope_contracts.row_format import CodecKind
+from scope_contracts.row_storage import PREFILL_CHUNK, Paged
 from scope_contracts.tensor_spec import DType
 from scope_rt.collectives import SoloCollectives
 from scope_rt.kv_cache.domains import CacheDomains
-from scope_rt.kv_cache.interface import KVCache
 from scope_rt.kv_cache.layer_map import AttnLayerMap
 from scope_rt.kv_cache.paged import PagedCache
+from scope_rt.kv_cache.paged_store import PagedStore, num_blocks_in
 from scope_rt.kv_cache.video import open_frame_cache
+from scope_rt.lm.decode_loop import DecodeLoop
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_runners.main import main
 from scope_runners.memory_arguments import add_plan_memory_arguments
 from scope_runners.memory_request import MemoryRequest
 from scope_runners.request import CommandParser
+from tests.runners.plan_requests import demanded
 
 CPU = torch.device("cpu")
 
@@ -106,31 +111,6 @@ def test_a_generator_rank_of_a_pipeline_holds_no_decoder(
     assert "other weights" not in planned("--model krea-14b --plan pp1", capsys)
 
 
-@pytest.mark.parametrize(
-    ("config", "token"),
-    [
-        ({"num_key_value_heads": 2, "head_dim": 16}, 3 * 2 * 2 * 16 * 2),
-        ({"hidden_size": 64}, 3 * 2 * 4 * 16 * 2),
-        ({"kv_lora_rank": 16, "qk_rope_head_dim": 8}, 3 * 24 * 2),
-        ({"kv_lora_rank": 16, "qk_rope_head_dim": 8, "index_head_dim": 12}, 3 * 36 * 2),
-        (
-            {"head_dim": 16, "layer_types": ["linear_attention", "mamba", "full_attention"]},
-            2 * 4 * 16 * 2,
-        ),
-    ],
-    ids=["grouped", "plain", "latent", "indexed", "hybrid"],
-)
-def test_a_transformers_folder_is_read(
-    config: dict[str, object], token: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = {"num_hidden_layers": 3, "num_attention_heads": 4, **config}
-    (tmp_path / "config.json").write_text(json.dumps(whole))
-    (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
-    found = planned(f"--model {tmp_path} --length 100", capsys)
-    assert found["bytes_per_token"] == token
-    assert found["weights"] == 1000
-
-
 def test_states_of_layers_that_do_not_attend_are_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -155,33 +135,101 @@ def test_states_that_nobody_told_are_a_line_that_says_so(
     assert line["because"] == "not known: 39 layers do not attend; give --mamba2"
 
 
+HYBRID = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "layer_types": ["full_attention", "linear_attention", "full_attention"],
+}
+WINDOWED = HYBRID | {
+    "layer_types": ["sliding_attention", "linear_attention", "full_attention"],
+    "sliding_window": 8,
+}
+
+
+def stored(demand: ServingDemand, layers: AttnLayerMap) -> PagedStore:
+    """One pool for every sequence of every model, sized by the store's own count."""
+    storage, domain = demand.storage, demand.domain
+    assert isinstance(storage, Paged)
+
+    def of(num_blocks: int) -> PagedStore:
+        return PagedStore(
+            domain.spec.row_format.shard(demand.tp),
+            layers=layers,
+            num_blocks=num_blocks,
+            block_size=storage.block_size,
+            device=CPU,
+            max_tokens=domain.max_tokens,
+            windows=domain.spec.layer_windows,
+        )
+
+    a_sequence = of(1).most_blocks(domain.max_tokens, at_once=storage.prefill_chunk)
+    return of(demand.num_domains * domain.batch * a_sequence)
+
+
 @pytest.mark.parametrize("kind", ["contiguous", "quantized:int8", "paged", "paged:int8"])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_what_is_planned_for_serving_is_what_is_allocated(kind: str, tp: int) -> None:
-    parser = CommandParser()
-    add_plan_memory_arguments(parser)
-    sizes = "--layers 3 --attention-layers 2 --heads 4 --head-dim 8 --mamba2 4x8x8x2x4 --batch 3"
-    typed = f"{sizes} --length 100 --dtype float32 --tp {tp} --kv-cache {kind}"
-    demand = MemoryRequest.typed(parser.parse_args(typed.split())).demand
-    assert isinstance(demand, ServingDemand)
+@pytest.mark.parametrize("config", [HYBRID, WINDOWED], ids=["full", "windowed"])
+def test_what_is_planned_for_serving_is_what_is_allocated(
+    config: dict[str, object], kind: str, tp: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes = f"--model {tmp_path} --mamba2 4x8x8x2x4 --batch 3 --length 100"
+    pages = "--block-size 4 --prefill-chunk 16" if "paged" in kind else ""
+    demand = demanded(f"{sizes} --dtype float32 --tp {tp} --kv-cache {kind} {pages}")
     plan, spec = demand.plan(), demand.domain.spec
     layers = AttnLayerMap(num_layers=3, attention_layers=(0, 2))
     domains = CacheDomains(demand.domain.num_bytes(tp), tp_degree=tp)
     opened = domains.open(demand.domain, layers=layers, device=CPU)
     assert opened.states is not None
     assert plan.bytes_of("recurrent states") == opened.states.num_bytes
-    rows: KVCache = opened.rows
-    if demand.block_size is not None:
-        rows = PagedCache.allocate(
-            spec.row_format.shard(tp),
-            layers=layers,
-            batch=3,
-            num_blocks=3 * demand.rows // demand.block_size,
-            block_size=demand.block_size,
-            device=CPU,
-        )
-    assert plan.bytes_of("cache") == rows.num_bytes
+    num_bytes = opened.rows.num_bytes if not pages else stored(demand, layers).rows.num_bytes
+    assert plan.bytes_of("cache") == num_bytes
     assert spec.row_format.codec == (CodecKind.INT8 if "int8" in kind else CodecKind.IDENTITY)
+
+
+def test_models_side_by_side_take_their_blocks_from_one_pool() -> None:
+    sizes = "--layers 2 --heads 2 --head-dim 8 --batch 3 --length 100 --kv-cache paged"
+    one, eight = demanded(sizes), demanded(f"{sizes} --models 8")
+    layers = AttnLayerMap.all_of(2)
+    for demand in (one, eight):
+        store, num_bytes = stored(demand, layers), demand.plan().bytes_of("cache")
+        assert num_bytes == store.rows.num_bytes
+        rows, windows = demand.domain.spec.row_format, demand.domain.spec.layer_windows
+        assert store.pool.num_blocks == num_blocks_in(
+            num_bytes, rows, windows=windows, block_size=16
+        ), "a budget as planned buys these blocks"
+    zero_block = 16 * one.domain.spec.row_bytes(1)
+    cached = [demand.plan().bytes_of("cache") for demand in (one, eight)]
+    assert cached[1] - zero_block == 8 * (cached[0] - zero_block)
+
+
+def test_sequences_with_windows_grow_to_their_length_in_the_blocks_that_were_planned(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(WINDOWED))
+    given = f"--model {tmp_path} --batch 2 --length 100 --kv-cache paged"
+    demand = demanded(f"{given} --block-size 4 --prefill-chunk 10")
+    store = stored(demand, AttnLayerMap(num_layers=3, attention_layers=(0, 2)))
+    assert demand.plan().bytes_of("cache") == store.rows.num_bytes
+    cache = PagedCache(store, [store.start() for _ in range(2)])
+    rows = torch.zeros(2, 10, 4, 16, dtype=torch.bfloat16)
+    most = 0
+    for _ in range(10):
+        cache.extend([10, 10])
+        for layer in (0, 2):
+            cache.append(layer, rows, rows)
+        cache.advance()
+        most = max(most, store.pool.num_blocks - store.pool.num_free)
+    assert cache.lengths == (100, 100)
+    assert store.pool.num_blocks - most <= 2, "a block or so a sequence, which the offset decides"
+
+
+def test_a_paged_plan_takes_chunks_and_blocks_as_the_decode_loop_does() -> None:
+    assert signature(DecodeLoop).parameters["prefill_chunk"].default == PREFILL_CHUNK
+    assert demanded("--model mha-52 --kv-cache paged").storage == Paged(
+        block_size=16, prefill_chunk=PREFILL_CHUNK
+    )
 
 
 def test_advice_keeps_pages_and_is_taken_as_it_is_typed(
@@ -242,6 +290,14 @@ def test_the_table_says_whether_it_fits_and_what_to_change(
         ("--layers 2 --heads 2 --head-dim 8 --mamba2 4x8x8x1x4", "all 2 layers attend"),
         ("--model mla-52 --mamba2 48x128x128x8x4 --tp 3", "tp: got 3, want a divisor of 8"),
         ("--model mha-52 --block-size 16", "--block-size belongs to --kv-cache paged"),
+        ("--model mha-52 --prefill-chunk 16", "belongs to --kv-cache paged or h2o; leave"),
+        ("--model mha-52 --kv-cache paged --keep 9", "--keep belongs to --kv-cache h2o; leave"),
+        ("--model mha-52 --kv-cache h2o", "needs --keep, the rows a layer keeps of a sequence"),
+        ("--model mla-52 --kv-cache h2o:int8 --keep 9", "keep latent caches at codec identity"),
+        (f"--model mha-52 --length {10**400}", "is more than 2,147,483,648"),
+        (f"--model krea-14b --window {10**9}", "is more than 10,000"),
+        (f"--model krea-14b --sink {10**400}", "is more than 10,000"),
+        ("--model krea-14b --sink few", "'few' is not a whole number"),
         ("--model krea-14b --kv-cache bogus", "want one of ring"),
         ("--model krea-14b --height 100", "multiples of 16"),
         ("--model krea-14b --window 2", "at least the chunk's 3"),
@@ -268,15 +324,6 @@ def test_a_mistake_is_one_sentence(
     assert sentence in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
-
-
-def test_a_folder_that_is_no_language_models_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for content in ("{}", "[]", "no json", '{"num_hidden_layers": 3, "num_attention_heads": 4}'):
-        (tmp_path / "config.json").write_text(content)
-        assert main(["plan-memory", "--model", str(tmp_path)]) == 2
-        assert "is not a language model's" in capsys.readouterr().err
 
 
 def test_a_dtype_is_that_of_rows_too(capsys: pytest.CaptureFixture[str]) -> None:
