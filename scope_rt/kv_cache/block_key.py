@@ -66,7 +66,8 @@ class BlockKey:
         before = (
             (scope.domain, scope.lora_revision, scope.salt) if parent is None else parent.digest
         )
-        self.digest: bytes = digest(msgpack.packb((before, tokens, extras)))
+        content = msgpack.packb((before, tokens, extras), unicode_errors="surrogatepass")
+        self.digest: bytes = digest(content)
 
     def __hash__(self) -> int:
         return hash(self.digest)

@@ -19,6 +19,7 @@ from scope_rt.kv_cache.interface import CacheCounters
 from scope_rt.kv_cache.layer_map import AttnLayerMap
 from scope_rt.kv_cache.row_digest import row_digest
 from scope_rt.kv_cache.row_store import RowStore
+from scope_rt.kv_cache.span import SpanState
 
 
 @dataclass(slots=True)
@@ -69,9 +70,7 @@ class ContiguousCache:
         self.counters = CacheCounters()
         self.seqlens = torch.zeros((layers.num_slots, batch), dtype=torch.int32, device=device)
         self._marks = self._empty()
-        self._span: tuple[int, ...] | None = None
-        self._written: set[int] = set()
-        self._forked: _Marks | None = None
+        self._spans: SpanState[tuple[int, ...], _Marks] = SpanState()
         self._overwritten: list[list[Tensor]] | None = None
 
     @property
@@ -109,10 +108,10 @@ class ContiguousCache:
                     f"sequence {sequence}: {held} rows and {new} new ones do not fit "
                     f"{self.max_tokens}; raise max_tokens, evict, or truncate"
                 )
-        self._span, self._written = tuple(num_tokens), set()
+        self._spans.open(tuple(num_tokens))
 
     def append(self, layer: int, *planes: Tensor) -> None:
-        slot, span = self.layers.slot(layer), self._open_span()
+        slot, span = self.layers.slot(layer), self._spans.opened()
         want = (self.batch, max(span))
         for plane in planes:
             if plane.shape[:2] != want:
@@ -124,7 +123,7 @@ class ContiguousCache:
             for sequence, (start, new) in enumerate(zip(starts, span, strict=True)):
                 rows = [plane[sequence, :new] for plane in planes]
                 self.store.write(slot, slice(start, start + new), rows, batch=sequence)
-        self._count_written(slot, span)
+        self._count_written(layer)
 
     def memory(self, layer: int) -> tuple[Tensor, ...]:
         """A layer's whole memory, `[B, max_tokens, heads, dim]` a plane, for a kernel that writes
@@ -145,36 +144,41 @@ class ContiguousCache:
 
     def wrote_in_place(self, layer: int) -> None:
         """A kernel wrote the span's rows of `layer` into `memory`: as if they were appended."""
-        self._count_written(self.layers.slot(layer), self._open_span())
+        self.layers.slot(layer)  # refuses a layer that has none
+        self._count_written(layer)
 
     def view(self, layer: int) -> tuple[Tensor, ...]:
         slot = self.layers.slot(layer)
-        visible = self._visible(slot)
+        visible = self._visible(layer)
         self.counters.rows_read += sum(visible)
         return self.store.read(slot, slice(0, max(visible)))
 
     def rows_held(self, layer: int) -> tuple[int, ...]:
-        """Rows of every sequence that `view` shows, from what the host knows."""
-        return tuple(self._visible(self.layers.slot(layer)))
+        """Rows of every sequence without the open span, from what the host knows."""
+        return tuple(self._marks.rows[self.layers.slot(layer)])
+
+    def hold_same_positions(self, layers: Sequence[int]) -> bool:
+        """Whether layers that hold equally many rows hold those of the same positions.
+
+        The device is waited for once, and only if rows were evicted from one of them.
+        """
+        slots = [self.layers.slot(layer) for layer in layers]
+        if self._marks.kept.keys().isdisjoint(slots):
+            return True
+        first, *others = (self._positions(slot, self._marks.rows[slot]) for slot in slots)
+        return not others or bool((torch.stack(others) == first).all())
 
     def positions(self, layer: int) -> Tensor:
-        slot = self.layers.slot(layer)
-        return self._positions(slot, self._visible(slot))
+        return self._positions(self.layers.slot(layer), self._visible(layer))
 
     def advance(self) -> None:
-        span = self._open_span()
-        missing = [
-            layer
-            for slot, layer in enumerate(self.layers.attention_layers)
-            if slot not in self._written
-        ]
-        if missing:
-            raise CacheError(f"advance: layers {missing} got no rows of this span; append them")
+        span = self._spans.opened()
+        self._spans.check_written(self.layers.attention_layers)
         for rows in (self._marks.lengths, *self._marks.rows):
             rows[:] = [row + new for row, new in zip(rows, span, strict=True)]
         self.seqlens += torch.tensor(span, dtype=torch.int32, device=self.seqlens.device)
         self.counters.advances += 1
-        self._span = None
+        self._spans.close()
 
     def keep(self, layer: int, rows_BK: Tensor) -> None:
         """As the interface says; -1 in `rows_BK` stands for no row, where sequences keep less.
@@ -182,7 +186,7 @@ class ContiguousCache:
         The device is waited for once, whatever the batch.
         """
         slot = self.layers.slot(layer)
-        self._closed("keep")
+        self._spans.check_closed("keep")
         held = self._marks.rows[slot]
         if rows_BK.ndim != 2 or len(rows_BK) != self.batch or rows_BK.is_floating_point():
             got = f"{tuple(rows_BK.shape)} of {rows_BK.dtype}"
@@ -201,15 +205,15 @@ class ContiguousCache:
         self._publish()
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        self._closed("truncate")
-        marks = self._marks
+        self._spans.check_closed("truncate")
+        marks, before = self._marks, self._spans.marks
         falling = zip(lengths, marks.lengths, strict=False)
         if len(lengths) != self.batch or any(not 0 <= new <= old for new, old in falling):
             raise CacheError(
                 f"truncate: got {tuple(lengths)}, want {self.batch} lengths of at most "
                 f"{self.lengths}"
             )
-        if self._forked is not None and any(map(int.__lt__, lengths, self._forked.lengths)):
+        if before is not None and any(map(int.__lt__, lengths, before.lengths)):
             self._save_before_overwriting()
         limits = torch.tensor(lengths, device=self.store.device)[:, None]
         for slot, rows in enumerate(marks.rows):
@@ -223,29 +227,25 @@ class ContiguousCache:
         self._publish()
 
     def fork(self) -> None:
-        self._closed("fork")
-        if self._forked is not None:
-            raise CacheError("fork: a speculative span is open; commit or discard it first")
-        self._forked = self._marks.copy()
+        self._spans.fork(self._marks.copy)
 
     def commit(self) -> None:
-        self._closed("commit")
-        self._speculative("commit")
-        self._forked = self._overwritten = None
+        self._spans.commit()
+        self._overwritten = None
 
     def discard(self) -> None:
         """As the interface says. Rows are only copied back if the span evicted or truncated."""
-        self._marks = self._speculative("discard")
+        self._marks = self._spans.discard()
         if self._overwritten is not None:
             for plane, saved in zip(self.store.parts, self._overwritten, strict=True):
                 for part, old in zip(plane, saved, strict=True):
                     part.copy_(old)
-        self._span = self._forked = self._overwritten = None
+        self._overwritten = None
         self._publish()
 
     def reset(self) -> None:
-        self._marks = self._empty()
-        self._span = self._forked = self._overwritten = None
+        self._marks, self._overwritten = self._empty(), None
+        self._spans.reset()
         self._publish()
 
     def digest(self) -> str:
@@ -261,29 +261,15 @@ class ContiguousCache:
         rows = [[0] * self.batch for _ in range(self.layers.num_slots)]
         return _Marks([0] * self.batch, rows, {})
 
-    def _open_span(self) -> tuple[int, ...]:
-        if self._span is None:
-            raise CacheError("no span is open; call extend first")
-        return self._span
+    def _count_written(self, layer: int) -> None:
+        self.counters.rows_written += sum(self._spans.opened())
+        self._spans.written.add(layer)
 
-    def _count_written(self, slot: int, span: Sequence[int]) -> None:
-        self._written.add(slot)
-        self.counters.rows_written += sum(span)
-
-    def _closed(self, call: str) -> None:
-        if self._span is not None:
-            raise CacheError(f"{call}: a span is open; advance first")
-
-    def _speculative(self, call: str) -> _Marks:
-        if self._forked is None:
-            raise CacheError(f"{call}: no speculative span is open; fork first")
-        return self._forked
-
-    def _visible(self, slot: int) -> list[int]:
-        held = self._marks.rows[slot]
-        if self._span is None or slot not in self._written:
+    def _visible(self, layer: int) -> list[int]:
+        held = self._marks.rows[self.layers.slot(layer)]
+        if layer not in self._spans.written:
             return held
-        return [rows + new for rows, new in zip(held, self._span, strict=True)]
+        return [rows + new for rows, new in zip(held, self._spans.opened(), strict=True)]
 
     def _positions(self, slot: int, visible: Sequence[int]) -> Tensor:
         """int64 `[B, max(visible)]` of a slot's first rows; -1 behind a sequence's `visible`."""
@@ -317,7 +303,7 @@ class ContiguousCache:
 
     def _save_before_overwriting(self) -> None:
         """Rows from before a fork are about to move or to be written over: copy them all, once."""
-        if self._forked is not None and self._overwritten is None:
+        if self._spans.marks is not None and self._overwritten is None:
             self._overwritten = [[part.clone() for part in plane] for plane in self.store.parts]
 
     def _publish(self) -> None:

@@ -9,7 +9,6 @@ Everything else is gathered, and `counters.gathers` counts it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -18,22 +17,11 @@ from torch import Tensor
 from scope_contracts.errors import CacheError, UnsupportedError
 from scope_contracts.row_format import CodecKind, RowFormat
 from scope_rt.kv_cache.layer_map import AttnLayerMap
-from scope_rt.kv_cache.paged_rows import VisibleRows, padded_table, span_slots
+from scope_rt.kv_cache.paged_rows import Pages, VisibleRows, padded_table, span_slots
 from scope_rt.kv_cache.paged_store import PagedSequence, PagedStore
 from scope_rt.kv_cache.prefix_cache import Table
 from scope_rt.kv_cache.row_digest import row_digest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pages:
-    """What a kernel with a block table takes, e.g. flash-attn's `flash_attn_with_kvcache`."""
-
-    planes: tuple[Tensor, ...]
-    """The pool itself, `[blocks, block_size, heads, dim]` a plane."""
-    block_table: Tensor
-    """int32 `[B, blocks]`; where a sequence has none, the zero block."""
-    cache_seqlens: Tensor
-    """int32 `[B]`: rows written, the open span included once the layer was appended."""
+from scope_rt.kv_cache.span import SpanState
 
 
 class PagedCache:
@@ -52,9 +40,7 @@ class PagedCache:
             )
         self.store, self.sequences = store, list(sequences)
         self.counters = store.counters
-        self._span: tuple[int, ...] | None = None
-        self._written: set[int] = set()
-        self._forked: list[PagedSequence] | None = None
+        self._spans: SpanState[tuple[int, ...], list[PagedSequence]] = SpanState()
         self._targets: list[tuple[Tensor, Tensor | None]] = []
         self._rows: dict[tuple[int, bool], VisibleRows] = {}
 
@@ -117,11 +103,11 @@ class PagedCache:
             )
         self.store.grow(self.sequences, growths)
         self._moved()
-        self._span, self._written = tuple(num_tokens), set()
+        self._spans.open(tuple(num_tokens))
         self._targets = [self._targets_of(group) for group in range(len(self.store.groups))]
 
     def append(self, layer: int, *planes: Tensor) -> None:
-        (group, place), span = self.store.locate(layer), self._open_span()
+        (group, place), span = self.store.locate(layer), self._spans.opened()
         want = (len(span), max(span))
         for plane in planes:
             if plane.shape[:2] != want:
@@ -131,21 +117,30 @@ class PagedCache:
         self.store.rows.write(
             place, slots, flat if sources is None else [x[sources] for x in flat], batch=0
         )
-        self._written.add(layer)
+        self._spans.written.add(layer)
         self.counters.rows_written += sum(span)
 
     def view(self, layer: int) -> tuple[Tensor, ...]:
-        rows, (_, place) = self._shown(layer), self.store.locate(layer)
+        group, place = self.store.locate(layer)
+        rows = self._shown(group, layer in self._spans.written)
         self.counters.rows_read += rows.num_rows
         self.counters.gathers += not isinstance(rows.slots, slice)
         return self._read(place, rows)
 
     def rows_held(self, layer: int) -> tuple[int, ...]:
-        """Rows of every sequence that `view` shows, from what the host knows."""
-        return self._shown(layer).counts
+        """Rows of every sequence without the open span, from what the host knows."""
+        return self._shown(self.store.locate(layer)[0], with_span=False).counts
+
+    def hold_same_positions(self, layers: Sequence[int]) -> bool:
+        """Whether layers that hold equally many rows hold those of the same positions.
+
+        They do: rows leave from the front only, where a window ends.
+        """
+        return True
 
     def positions(self, layer: int) -> Tensor:
-        return self._shown(layer).positions
+        group, _ = self.store.locate(layer)
+        return self._shown(group, layer in self._spans.written).positions
 
     def pages(self, layer: int) -> Pages:
         """All of the layer for a kernel that reads blocks in place: no row is copied.
@@ -163,7 +158,7 @@ class PagedCache:
                 f"no kernel reads {self.format.codec} rows in place; call view, which decodes"
             )
         group, place = self.store.locate(layer)
-        visible = self._visible(self._written_by(layer))
+        visible = self._visible(layer in self._spans.written)
         self.counters.rows_read += sum(visible)
         store, size = self.store, self.store.block_size
         return Pages(
@@ -182,10 +177,8 @@ class PagedCache:
         )
 
     def advance(self) -> None:
-        span = self._open_span()
-        missing = sorted(set(self.store.layers.attention_layers) - self._written)
-        if missing:
-            raise CacheError(f"advance: layers {missing} got no rows of this span; append them")
+        span = self._spans.opened()
+        self._spans.check_written(self.store.layers.attention_layers)
         for sequence, new in zip(self.sequences, span, strict=True):
             sequence.length += new
         self.counters.advances += 1
@@ -198,7 +191,7 @@ class PagedCache:
         )
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        self._closed("truncate")
+        self._spans.check_closed("truncate")
         falling = zip(lengths, self.lengths, strict=False)
         if len(lengths) != len(self.sequences) or any(not 0 <= a <= b for a, b in falling):
             raise CacheError(
@@ -218,34 +211,22 @@ class PagedCache:
         self._moved()
 
     def fork(self) -> None:
-        self._closed("fork")
-        if self._forked is not None:
-            raise CacheError("fork: a speculative span is open; commit or discard it first")
-        self._forked = [sequence.copy() for sequence in self.sequences]
-        self.store.pool.hold(block for sequence in self._forked for block in sequence.blocks)
+        self._spans.fork(self._shared)
 
     def commit(self) -> None:
-        self._closed("commit")
-        for before in self._speculative("commit"):
+        for before in self._spans.commit():
             self.store.end(before)
-        self._forked = None
 
     def discard(self) -> None:
-        pairs = zip(self.sequences, self._speculative("discard"), strict=True)
-        for sequence, before in pairs:
+        for sequence, before in zip(self.sequences, self._spans.discard(), strict=True):
             self.store.end(sequence)
-            sequence.tables, sequence.length, sequence.keys = (
-                before.tables,
-                before.length,
-                before.keys,
-            )
-        self._forked = None
+            sequence.become(before)
         self._moved()
 
     def reset(self) -> None:
-        for sequence in [*self.sequences, *(self._forked or ())]:
+        for sequence in [*self.sequences, *(self._spans.marks or ())]:
             self.store.end(sequence)
-        self._forked = None
+        self._spans.reset()
         self._moved()
 
     def digest(self) -> str:
@@ -270,19 +251,13 @@ class PagedCache:
             positions_BK >= torch.tensor(firsts, device=positions_BK.device)[:, None], -1
         )
 
-    def _open_span(self) -> tuple[int, ...]:
-        if self._span is None:
-            raise CacheError("no span is open; call extend first")
-        return self._span
-
-    def _closed(self, call: str) -> None:
-        if self._span is not None:
-            raise CacheError(f"{call}: a span is open; advance first")
-
-    def _speculative(self, call: str) -> list[PagedSequence]:
-        if self._forked is None:
-            raise CacheError(f"{call}: no speculative span is open; fork first")
-        return self._forked
+    def _shared(self) -> list[PagedSequence]:
+        """Copies that hold every block, but none behind the last row: a span that failed may have
+        left one, which would be written where it is shared."""
+        self.truncate(self.lengths)
+        copies = [sequence.copy() for sequence in self.sequences]
+        self.store.pool.hold(block for sequence in copies for block in sequence.blocks)
+        return copies
 
     def _check_window(self, sequence: PagedSequence, length: int) -> None:
         """Refuse to go back to where the next query would need rows that left the window."""
@@ -297,22 +272,18 @@ class PagedCache:
 
     def _moved(self) -> None:
         """Rows, lengths or tables are not what they were: close the span, forget what was shown."""
-        self._span, self._written = None, set()
+        self._spans.close()
         self._rows.clear()
 
-    def _written_by(self, layer: int) -> bool:
-        return self._span is not None and layer in self._written
-
     def _visible(self, with_span: bool) -> tuple[int, ...]:
-        if self._span is None or not with_span:
+        if not with_span:
             return self.lengths
-        return tuple(a + b for a, b in zip(self.lengths, self._span, strict=True))
+        return tuple(a + b for a, b in zip(self.lengths, self._spans.opened(), strict=True))
 
-    def _shown(self, layer: int) -> VisibleRows:
-        (group, _), written = self.store.locate(layer), self._written_by(layer)
-        if (group, written) not in self._rows:
-            self._rows[group, written] = self._rows_of(group, self._visible(written))
-        return self._rows[group, written]
+    def _shown(self, group: int, with_span: bool) -> VisibleRows:
+        if (group, with_span) not in self._rows:
+            self._rows[group, with_span] = self._rows_of(group, self._visible(with_span))
+        return self._rows[group, with_span]
 
     def _rows_of(self, group: int, visible: Sequence[int]) -> VisibleRows:
         return VisibleRows(
@@ -327,7 +298,7 @@ class PagedCache:
         return span_slots(
             self._tables(group),
             self.lengths,
-            self._open_span(),
+            self._spans.opened(),
             block_size=self.store.block_size,
             device=self.store.rows.device,
         )

@@ -5,12 +5,25 @@ position; None stands for one that left the window.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from scope_rt.kv_cache.prefix_cache import Table
 from scope_rt.kv_cache.row_store import Slots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """What a kernel with a block table takes, e.g. flash-attn's `flash_attn_with_kvcache`."""
+
+    planes: tuple[Tensor, ...]
+    """The pool itself, `[blocks, block_size, heads, dim]` a plane."""
+    block_table: Tensor
+    """int32 `[B, blocks]`; where a sequence has none, the zero block."""
+    cache_seqlens: Tensor
+    """int32 `[B]`: rows written, the open span included once the layer was appended."""
 
 
 class VisibleRows:

@@ -15,7 +15,11 @@ from scope_contracts.errors import CacheError, UnsupportedError
 from scope_contracts.state_format import StateFormat
 from scope_rt.kv_cache.interface import CacheCounters
 from scope_rt.kv_cache.row_digest import state_digest
+from scope_rt.kv_cache.span import SpanState
 from scope_rt.tensors import TORCH_DTYPES
+
+_States = dict[int, tuple[Tensor, ...]]
+"""By layer, then part."""
 
 
 class StateCache:
@@ -35,7 +39,7 @@ class StateCache:
         self.format, self.layers, self.batch = state_format, tuple(layers), batch
         self.counters = CacheCounters()
         dtype = TORCH_DTYPES[state_format.dtype]
-        self._parts = {
+        self._parts: _States = {
             layer: tuple(
                 torch.zeros((batch, *part.shape), dtype=dtype, device=device)
                 for part in state_format.parts
@@ -43,9 +47,10 @@ class StateCache:
             for layer in self.layers
         }
         self._lengths = [0] * batch
-        self._span: tuple[int, ...] | None = None
-        self._pending: dict[int, tuple[Tensor, ...]] = {}
-        self._forked: tuple[list[int], dict[int, tuple[Tensor, ...]]] | None = None
+        self._spans: SpanState[tuple[int, ...], tuple[list[int], _States]] = SpanState(
+            "no state of this span; update them"
+        )
+        self._pending: _States = {}
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -55,7 +60,7 @@ class StateCache:
     @property
     def span(self) -> tuple[int, ...] | None:
         """Tokens of the open span, per sequence; None where none is open."""
-        return self._span
+        return self._spans.span
 
     @property
     def num_bytes(self) -> int:
@@ -70,7 +75,8 @@ class StateCache:
         """
         if len(num_tokens) != self.batch or min(num_tokens, default=0) < 0:
             raise CacheError(f"extend: got {tuple(num_tokens)}, want {self.batch} counts from 0 on")
-        self._span, self._pending = tuple(num_tokens), {}
+        self._spans.open(tuple(num_tokens))
+        self._pending = {}
 
     def state(self, layer: int) -> tuple[Tensor, ...]:
         """Every part `[batch, *shape]`, as the last `advance` left it: read, do not write."""
@@ -85,13 +91,13 @@ class StateCache:
             CacheError: no span is open, or a part is missing or of another shape.
         """
         self._known(layer)
-        if self._span is None:
-            raise CacheError("no span is open; call extend first")
+        self._spans.opened()
         want = [tuple(part.shape) for part in self._parts[layer]]
         got = [tuple(part.shape) for part in parts]
         if got != want:
             raise CacheError(f"got a state of shapes {got}, want {want}")
         self._pending[layer] = tuple(part.clone() for part in parts)
+        self._spans.written.add(layer)
         self.counters.rows_written += self.batch
 
     def advance(self) -> None:
@@ -100,50 +106,40 @@ class StateCache:
         Raises:
             CacheError: no span is open, or a layer was given no state.
         """
-        if self._span is None:
-            raise CacheError("no span is open; call extend first")
-        missing = [layer for layer in self.layers if layer not in self._pending]
-        if missing:
-            raise CacheError(f"advance: layers {missing} got no state of this span; update them")
-        moved = [sequence for sequence, new in enumerate(self._span) if new]
+        span = self._spans.opened()
+        self._spans.check_written(self.layers)
+        moved = [sequence for sequence, new in enumerate(span) if new]
         for layer, parts in self._pending.items():
             for held, part in zip(self._parts[layer], parts, strict=True):
                 held[moved] = part[moved].to(held.dtype)
-        self._lengths = [old + new for old, new in zip(self._lengths, self._span, strict=True)]
+        self._lengths = [old + new for old, new in zip(self._lengths, span, strict=True)]
         self.counters.advances += 1
-        self._span, self._pending = None, {}
+        self._spans.close()
+        self._pending = {}
 
     def fork(self) -> None:
         """Begin a speculative span: the states are copied."""
-        self._closed("fork")
-        if self._forked is not None:
-            raise CacheError("fork: a speculative span is open; commit or discard it first")
-        copies = {
-            layer: tuple(part.clone() for part in parts) for layer, parts in self._parts.items()
-        }
-        self._forked = list(self._lengths), copies
+        self._spans.fork(self._copy)
 
     def commit(self) -> None:
         """End the speculative span and keep what it did."""
-        self._closed("commit")
-        self._speculative("commit")
-        self._forked = None
+        self._spans.commit()
 
     def discard(self) -> None:
         """End the speculative span and be as if it had never begun."""
-        self._lengths, copies = self._speculative("discard")
+        self._lengths, copies = self._spans.discard()
         for layer, parts in copies.items():
             for held, part in zip(self._parts[layer], parts, strict=True):
                 held.copy_(part)
-        self._forked, self._span, self._pending = None, None, {}
+        self._pending = {}
 
     def reset(self) -> None:
         """Forget everything: states are zeros again."""
         for parts in self._parts.values():
             for part in parts:
                 part.zero_()
-        self._lengths = [0] * self.batch
-        self._forked, self._span, self._pending = None, None, {}
+        self._lengths, self._pending = [0] * self.batch, {}
+        self._spans.reset()
 
     def digest(self) -> str:
         """BLAKE2b over lengths and states, in order of layer; the open span does not count."""
@@ -174,11 +170,8 @@ class StateCache:
             have = ", ".join(map(str, self.layers))
             raise CacheError(f"layer {layer} has no state; layers {have} do")
 
-    def _closed(self, call: str) -> None:
-        if self._span is not None:
-            raise CacheError(f"{call}: a span is open; advance first")
-
-    def _speculative(self, call: str) -> tuple[list[int], dict[int, tuple[Tensor, ...]]]:
-        if self._forked is None:
-            raise CacheError(f"{call}: no speculative span is open; fork first")
-        return self._forked
+    def _copy(self) -> tuple[list[int], _States]:
+        copies = {
+            layer: tuple(part.clone() for part in parts) for layer, parts in self._parts.items()
+        }
+        return list(self._lengths), copies

@@ -91,10 +91,11 @@ class DecodeLoop:
         """Queue a request.
 
         Raises:
-            UserInputError: it can never be answered: nothing asked, an unknown specialist or token,
-                or more tokens than the pool, the model or dense attention takes.
+            UserInputError: it can never be answered: nothing asked, no integers, an unknown
+                specialist or token, or more than the pool, the model or dense attention takes.
             CacheError: too many wait already; nothing was changed.
         """
+        request = request.normalised()
         specialist = self._fitting(request)
         if len(self._waiting) >= self.max_waiting:
             raise CacheError(

@@ -111,7 +111,7 @@ class GenerateCache(ModelCache):
         _check_rows(cache, num_layers)
         super().__init__(cache, num_layers=num_layers)
         self._real_BC = real_BC
-        self._num_columns = num_cached_columns
+        self._num_columns = self._end_column = num_cached_columns
         self._sources: Tensor | None = None
         self._rows_BC: Tensor | None = None
 
@@ -129,16 +129,19 @@ class GenerateCache(ModelCache):
             shown = tuple(_spread(plane, self._rows_BC) for plane in shown)
         if layer == len(self.layers) - 1:
             self.cache.advance()
-            self._num_columns = self._real_BC.shape[1]
+            self._num_columns = self._end_column
         return shown
 
     def reset(self) -> NoReturn:
         raise CacheError("a prompt's padding is fixed; reset the cache and make a GenerateCache")
 
     def _open(self, num_new: int) -> None:
-        """Open the span of `num_new` columns; behind the prompt every column is a token."""
+        """Open the span of `num_new` columns; behind the prompt every column is a token.
+
+        A prompt may come in pieces, and a piece that failed again.
+        """
         known = self._real_BC.shape[1]
-        end = self._num_columns + num_new
+        end = self._end_column = self._num_columns + num_new
         if end > known:
             more = self._real_BC.new_ones((self._real_BC.shape[0], end - known))
             self._real_BC = torch.cat([self._real_BC, more], 1)
@@ -177,6 +180,8 @@ def _pick(plane_BTHD: Tensor, sources_BN: Tensor) -> Tensor:
 
 
 def _spread(plane_BKHD: Tensor, rows_BC: Tensor) -> Tensor:
-    """Every column's row; zeros where the column is padding."""
+    """Every column's row; zeros where the column is padding, as all may be so far."""
+    if not plane_BKHD.shape[1]:
+        return plane_BKHD.new_zeros((*rows_BC.shape, *plane_BKHD.shape[2:]))
     picked = _pick(plane_BKHD, rows_BC.clamp(min=0))
     return picked.masked_fill_((rows_BC < 0)[..., None, None], 0)

@@ -1,8 +1,10 @@
 """What is asked of the decode loop, and what it answers, are values."""
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 from typing import Any
 
+from scope_contracts.errors import UserInputError, mismatch
 from scope_rt.lm.model_rows import ModelRows, model_rows
 
 
@@ -31,12 +33,35 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
     """Any of these ends the answer, and is part of it."""
 
+    def normalised(self) -> "Request":
+        """The same with plain integers: tokens often come as numpy's or as tensors without dims.
+
+        Raises:
+            UserInputError: a token or a count is no integer, or the salt is no text.
+        """
+        salt: object = self.salt
+        if not isinstance(salt, str):
+            raise UserInputError(mismatch(f"{self.name}: salt", got=salt, want="a string"))
+        try:
+            return replace(
+                self,
+                prompt=tuple(map(operator.index, self.prompt)),
+                max_new_tokens=operator.index(self.max_new_tokens),
+                stop_tokens=frozenset(map(operator.index, self.stop_tokens)),
+            )
+        except TypeError as error:
+            raise UserInputError(
+                f"{self.name}: prompt, max_new_tokens and stop_tokens are integers: {error}; "
+                "tokenize the text first"
+            ) from None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """The answer to one request."""
 
     request: Request
+    """As it was submitted, in plain integers."""
     tokens: tuple[int, ...]
     """The new ones."""
     tokens_reused: int

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from scope_contracts.errors import UnsupportedError
 from scope_rt.kv_cache.backend_policy import check_dense_bound
 from scope_rt.kv_cache.interface import KVCache
 from scope_rt.lm.model_cache import ModelCache
@@ -18,7 +19,14 @@ class AppendingCache(KVCache, Protocol):
     """A cache that shows new rows behind those it holds, as contiguous and paged ones do."""
 
     def rows_held(self, layer: int) -> tuple[int, ...]:
-        """Rows of every sequence that `view` shows, without asking the device."""
+        """Rows of every sequence without the open span, and without asking the device."""
+        ...
+
+    def hold_same_positions(self, layers: Sequence[int]) -> bool:
+        """Whether these layers, which hold equally many rows, hold those of the same positions.
+
+        The device is asked only if rows were evicted from one of them.
+        """
         ...
 
 
@@ -33,7 +41,10 @@ def next_logits(
     Raises:
         CacheError: there is no room, in the cache or for the scores of dense attention; nothing
             was changed.
+        UnsupportedError: layers of one kind keep rows that need masks of their own; nothing was
+            changed.
     """
+    _check_masks(rows, cache)
     counts = [len(own) for own in tokens]
     longest, device = max(counts, default=0), model.device
     check_dense_bound(
@@ -64,6 +75,29 @@ def next_logits(
     last = torch.tensor(counts, device=device).clamp(min=1) - 1
     logits: Tensor = model.get_output_embeddings()(hidden[torch.arange(len(counts)), last])
     return logits
+
+
+def _check_masks(rows: ModelRows, cache: AppendingCache) -> None:
+    """Refuse layers of one kind that see different rows: transformers takes one mask for a kind.
+
+    Layers that see everything may hold other positions: every row lies before every query.
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in zip(rows.layers.attention_layers, rows.windows, strict=True):
+        kinds.setdefault(window, []).append(layer)
+    for window, layers in kinds.items():
+        held = {layer: cache.rows_held(layer) for layer in layers}
+        other = next((layer for layer in layers if held[layer] != held[layers[0]]), None)
+        if other is not None:
+            what = f"layers {layers[0]} and {other} hold {held[layers[0]]} and {held[other]} rows"
+        elif window is not None and not cache.hold_same_positions(layers):
+            what = f"layers {layers}, which see {window} tokens, hold rows of different positions"
+        else:
+            continue
+        raise UnsupportedError(
+            f"{what}, and one mask serves all layers of a kind; keep as many rows in each of them, "
+            "at the same positions where a window counts, or evict with install_kv_eviction"
+        )
 
 
 def _keys_after(cache: AppendingCache, layer: int, counts: Sequence[int]) -> Tensor:

@@ -161,12 +161,19 @@ def test_a_row_kept_twice_or_not_there_is_refused() -> None:
     assert made.digest() == digest
 
 
-def test_eviction_waits_for_the_device_no_more_often_in_a_larger_batch() -> None:
+@pytest.mark.parametrize("batch", [1, 4])
+def test_eviction_waits_for_the_device_once_whatever_the_batch(batch: int) -> None:
+    made, rows = cache(batch=batch), [[4, 0, -1], [-1, 2, 1], [-1, -1, -1], [3, 1, 2]]
+    step(made, [5] * batch)
+    with Waits() as waits:
+        made.keep(0, torch.tensor(rows[:batch]))
+    assert waits.names == ["tolist"]
+
+
+def test_sequences_that_keep_other_counts_are_evicted_in_one_call() -> None:
     made = cache(batch=4)
     step(made, [5] * 4)
-    with Waits() as waits:
-        made.keep(0, torch.tensor([[4, 0, -1], [-1, 2, 1], [-1, -1, -1], [3, 1, 2]]))
-    assert waits.names == []
+    made.keep(0, torch.tensor([[4, 0, -1], [-1, 2, 1], [-1, -1, -1], [3, 1, 2]]))
     assert made.positions(0).tolist() == [[0, 4, -1], [1, 2, -1], [-1, -1, -1], [1, 2, 3]]
     assert made.rows_held(0) == (2, 2, 0, 3)
     assert made.counters.rows_evicted == 20 - 7

@@ -386,6 +386,32 @@ def test_what_is_written_after_a_truncation_can_be_found_and_what_was_there_befo
         assert torch.equal(reader.view(0)[0], cache.view(0)[0]) is is_new
 
 
+@pytest.mark.parametrize("windows", [None, [3, 3], [None, 6]])
+def test_a_fork_holds_no_block_that_a_failed_span_left(windows: list[int | None] | None) -> None:
+    of = store(windows=windows)
+    sequence = of.start()
+    first = PagedCache(of, [sequence])
+    feed(first, [4], 0)
+    first.extend([4])  # and its forward fails
+    cache = PagedCache(of, [sequence])
+    cache.fork()
+    feed(cache, [4], 1)
+    publish(of, cache, range(8))
+    reader = PagedCache(of, [of.start(of.prefixes.match(of.keys(range(9), SCOPE), 9))])
+    assert reader.lengths == (8,)
+    rows = [reader.view(layer)[0][:, -4:].clone() for layer in LAYERS.attention_layers]
+    reader.reset()
+    cache.discard()
+    feed(cache, [4], 2)
+    found = PagedCache(of, [of.start(of.prefixes.match(of.keys(range(9), SCOPE), 9))])
+    assert found.lengths == (8,)
+    for layer, before in zip(LAYERS.attention_layers, rows, strict=True):
+        assert torch.equal(found.view(layer)[0][:, -4:], before)
+    for made in (cache, found):
+        made.reset()
+    assert of.pool.num_free == of.pool.num_blocks
+
+
 def test_blocks_that_a_fork_still_holds_make_no_room_when_they_leave_the_window() -> None:
     cache = empty(store(num_blocks=3, windows=[4, 4]))
     feed(cache, [8], 0)

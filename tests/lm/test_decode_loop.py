@@ -1,8 +1,10 @@
 """Eight specialists share one pool: nobody sees another's rows, and everybody gets an answer."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -331,6 +333,44 @@ def test_one_more_than_may_wait_is_refused_and_may_come_again() -> None:
 def test_a_request_that_asks_for_nothing_known_is_refused(bad: Request, says: str) -> None:
     with pytest.raises(UserInputError, match=says):
         loop().submit(bad)
+
+
+def test_integers_of_numpy_and_torch_are_answered_as_plain_ones_are() -> None:
+    plain = request("plain", prompt=range(1, 10))
+    stop = alone(plain)[2]
+    prompts: dict[str, Any] = {
+        "numpy": tuple(np.arange(1, 10, dtype=np.int64)),
+        "array": np.arange(1, 10),
+        "torch": tuple(torch.arange(1, 10)),
+    }
+    for name, prompt in prompts.items():
+        stops: Any = frozenset([torch.tensor(stop)])
+        of, one = loop(), Request(name=name, specialist="cpp", prompt=prompt, max_new_tokens=5)
+        of.submit(one)
+        of.submit(replace(one, name="stopped", stop_tokens=stops))
+        done = {answer.request.name: answer.tokens for answer in of.run()}
+        assert done == {name: alone(plain), "stopped": alone(plain)[:3]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"prompt": (1.5,) * 9}, "bad: .* are integers: .*; tokenize the text first"),
+        ({"prompt": "a text too"}, "bad: .* are integers"),
+        ({"prompt": None}, "bad: .* are integers"),
+        ({"max_new_tokens": 1.5}, "bad: .* are integers"),
+        ({"stop_tokens": frozenset([None])}, "bad: .* are integers"),
+        ({"salt": object()}, "bad: salt: got .*, want a string"),
+    ],
+)
+def test_what_no_step_could_take_is_refused_and_the_next_request_ends(
+    bad: dict[str, Any], says: str
+) -> None:
+    of = loop()
+    with pytest.raises(UserInputError, match=says):
+        of.submit(replace(request("bad", prompt=range(1, 10)), **bad))
+    of.submit(request("next", prompt=range(1, 10), salt="half a pair: \ud800"))
+    assert [done.request.name for done in of.run()] == ["next"]
 
 
 @pytest.mark.parametrize("size", ["max_running", "max_waiting", "prefill_chunk"])

@@ -1,8 +1,5 @@
 """Tensor-parallel ranks see their own heads only: scores are summed before anybody chooses."""
 
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,35 +10,10 @@ from transformers.cache_utils import DynamicCache
 from scope_rt.collectives import Collectives
 from scope_rt.lm.eviction import install_kv_eviction
 from tests.lm.eviction_models import prompt, tiny_lm
+from tests.thread_ranks import ThreadCollectives, on_all_ranks, thread_ranks
 
 SIZES: dict[str, Any] = {"budget": 3, "n_sink": 1, "n_recent": 2}
 RANKS = 2
-TIMEOUT_S = 30
-
-
-class Group:
-    """What the threads of one simulated group share."""
-
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(RANKS, timeout=TIMEOUT_S)
-        self.parts: dict[int, Tensor] = {}
-
-
-class ThreadCollectives:
-    """Ranks are threads; a sum meets at a barrier, and is in order of rank on each of them."""
-
-    size = RANKS
-
-    def __init__(self, rank: int, group: Group) -> None:
-        self.rank, self._group, self.num_sums = rank, group, 0
-
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        self.num_sums += 1
-        self._group.parts[self.rank] = tensor.clone()
-        self._group.barrier.wait()
-        total = torch.stack([self._group.parts[rank] for rank in range(RANKS)]).sum(0)
-        self._group.barrier.wait()
-        return tensor.copy_(total)
 
 
 def share_of(whole: Any, kind: str, collectives: ThreadCollectives) -> Any:
@@ -78,16 +50,11 @@ def columns_kept(model: Any, tokens: Tensor) -> list[Any]:
     return kept
 
 
-def on_all_ranks(body: Callable[[int], list[Any]]) -> Sequence[list[Any]]:
-    with ThreadPoolExecutor(RANKS) as pool:
-        return list(pool.map(body, range(RANKS), timeout=4 * TIMEOUT_S))
-
-
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
 def test_ranks_that_sum_their_scores_evict_what_one_rank_would(kind: str) -> None:
     tokens = prompt(24)
     whole = tiny_lm(kind)
-    groups = [ThreadCollectives(rank, group) for group in [Group()] for rank in range(RANKS)]
+    groups = thread_ranks(RANKS)
     shares = [share_of(whole, kind, collectives) for collectives in groups]
 
     def kept(rank: int, reduced: Collectives | None) -> list[Any]:
@@ -96,7 +63,7 @@ def test_ranks_that_sum_their_scores_evict_what_one_rank_would(kind: str) -> Non
 
     install_kv_eviction(whole, **SIZES)
     want = columns_kept(whole, tokens)
-    got = on_all_ranks(lambda rank: kept(rank, groups[rank]))
+    got = on_all_ranks(RANKS, lambda rank: kept(rank, groups[rank]))
     assert got == [want, want]
     layers, steps, sums_each = 2, 13, 2  # o_proj's, and one an eviction
     assert groups[0].num_sums == layers * steps * sums_each
@@ -107,19 +74,19 @@ def test_ranks_that_do_not_sum_drift_apart(kind: str) -> None:
     """The counterpart: what the sum is for."""
     tokens = prompt(24)
     whole = tiny_lm(kind)
-    groups = [ThreadCollectives(rank, group) for group in [Group()] for rank in range(RANKS)]
+    groups = thread_ranks(RANKS)
 
     def kept(rank: int) -> list[Any]:
         model = share_of(whole, kind, groups[rank])
         install_kv_eviction(model, **SIZES)
         return columns_kept(model, tokens)
 
-    first, second = on_all_ranks(kept)
+    first, second = on_all_ranks(RANKS, kept)
     assert first != second
 
 
 def test_heads_that_choose_alone_need_no_sum() -> None:
-    collectives = ThreadCollectives(0, Group())
+    (collectives, _) = thread_ranks(RANKS)
     model = tiny_lm("llama")
     install_kv_eviction(model, **SIZES, per_head=True, collectives=collectives)
     columns_kept(model, prompt(24))

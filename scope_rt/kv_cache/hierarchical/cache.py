@@ -17,6 +17,7 @@ from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy, Span
 from scope_rt.kv_cache.interface import CacheCounters
 from scope_rt.kv_cache.row_digest import row_digest
 from scope_rt.kv_cache.row_store import RowStore
+from scope_rt.kv_cache.span import SpanState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +69,8 @@ class HierarchicalCache:
         """One store a level; it is as long as the level can become."""
         self.counters = CacheCounters()
         self.num_leaves = 0
-        self._span: Span | None = None
-        self._written: set[int] = set()
-        self._fork: _Fork | None = None
+        self._spans: SpanState[Span, _Fork] = SpanState()
+        self._written = self._spans.written
 
     @property
     def format(self) -> RowFormat:
@@ -88,7 +88,7 @@ class HierarchicalCache:
     @property
     def span(self) -> Span:
         """The open span; behind the last leaf and empty when none is open."""
-        return self._span or Span(start=self.num_leaves, end=self.num_leaves)
+        return self._spans.span or Span(start=self.num_leaves, end=self.num_leaves)
 
     def extend(self, num_tokens: Sequence[int]) -> None:
         if len(num_tokens) != 1 or num_tokens[0] < 0:
@@ -99,12 +99,10 @@ class HierarchicalCache:
                 f"{self.num_leaves} leaves and {num_tokens[0]} new ones do not fit "
                 f"{self.max_leaves}; raise max_leaves, or collapse leaves"
             )
-        self._span, self._written = span, set()
+        self._spans.open(span)
 
     def append(self, layer: int, *planes: Tensor) -> None:
-        if self._span is None:
-            raise CacheError("append: no span is open; call extend first")
-        nodes = self.hierarchy.nodes(self._span)
+        nodes = self.hierarchy.nodes(self._spans.opened())
         counts = [len(level) for level in nodes]
         if len(planes) != len(self.format.planes):
             raise CacheError(f"got {len(planes)} planes, the cache has {len(self.format.planes)}")
@@ -141,18 +139,15 @@ class HierarchicalCache:
         return self._last_leaves(self._visible(layer))
 
     def advance(self) -> None:
-        if self._span is None:
-            raise CacheError("advance: no span is open; call extend first")
-        missing = sorted(set(range(self.num_layers)) - self._written)
-        if missing and self._span.num_leaves:
-            raise CacheError(f"advance: layers {missing} got no rows of this span; append them")
-        self.num_leaves = self._span.end
+        span = self._spans.opened()
+        self._spans.check_written(range(self.num_layers) if span.num_leaves else ())
+        self.num_leaves = span.end
         self.counters.advances += 1
-        self._span = None
+        self._spans.close()
 
     def abandon(self) -> None:
         """Close the open span, if there is one, as if it had never been opened."""
-        self._span = None
+        self._spans.close()
 
     def keep(self, layer: int, rows_BK: Tensor) -> None:
         raise UnsupportedError(
@@ -161,36 +156,30 @@ class HierarchicalCache:
         )
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        self._closed("truncate")
+        self._spans.check_closed("truncate")
         if len(lengths) != 1 or not 0 <= lengths[0] <= self.num_leaves:
             raise CacheError(f"truncate: got {tuple(lengths)}, want one of at most {self.lengths}")
-        fork = self._fork
+        fork = self._spans.marks
         if fork is not None and lengths[0] < fork.low:
             fork.saved.append(self.save(Span(start=lengths[0], end=fork.low)))
             fork.low = lengths[0]
         self.num_leaves = lengths[0]
 
     def fork(self) -> None:
-        self._closed("fork")
-        if self._fork is not None:
-            raise CacheError("fork: a speculative span is open; commit or discard it first")
-        self._fork = _Fork(num_leaves=self.num_leaves, low=self.num_leaves)
+        self._spans.fork(lambda: _Fork(num_leaves=self.num_leaves, low=self.num_leaves))
 
     def commit(self) -> None:
-        self._closed("commit")
-        self._open_fork("commit")
-        self._fork = None
+        self._spans.commit()
 
     def discard(self) -> None:
-        fork = self._open_fork("discard")
+        fork = self._spans.discard()
         for saved in fork.saved:
             self._put(saved)
         self.num_leaves = fork.num_leaves
-        self._span = self._fork = None
 
     def reset(self) -> None:
         self.num_leaves = 0
-        self._span = self._fork = None
+        self._spans.reset()
 
     def digest(self) -> str:
         """As the interface says, over the rows of all levels, seen or not."""
@@ -217,18 +206,22 @@ class HierarchicalCache:
     def restore(self, saved: SavedRows) -> None:
         """Append rows that were saved from equal leaves after an equal past.
 
+        They take the place of what the cache has of their span. A hit is a leaf that it lacked.
+
         Raises:
             CacheError: they do not continue the cache; nothing was changed.
         """
-        self._closed("restore")
-        if saved.span.start != self.num_leaves:
+        self._spans.check_closed("restore")
+        hits = saved.span.end - self.num_leaves
+        if not 0 < hits <= saved.span.num_leaves:
             raise CacheError(
                 f"restore: rows from leaf {saved.span.start} on, want {self.num_leaves}, where the "
                 "cache ends"
             )
+        self.truncate([saved.span.start])
         self._put(saved)
         self.num_leaves = saved.span.end
-        self.counters.prefix_hits += saved.span.num_leaves
+        self.counters.prefix_hits += hits
 
     def _put(self, saved: SavedRows) -> None:
         for store, level, sources in zip(
@@ -255,12 +248,3 @@ class HierarchicalCache:
 
     def _numbers(self, nodes: range) -> Tensor:
         return torch.arange(nodes.start, nodes.stop, device=self.device)[None]
-
-    def _closed(self, call: str) -> None:
-        if self._span is not None:
-            raise CacheError(f"{call}: a span is open; advance first")
-
-    def _open_fork(self, call: str) -> _Fork:
-        if self._fork is None:
-            raise CacheError(f"{call}: no speculative span is open; fork first")
-        return self._fork
