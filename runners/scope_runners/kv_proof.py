@@ -7,6 +7,7 @@ block-causal attention over the whole sequence. The exit code is 1 where a claim
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -57,8 +58,8 @@ def decode(cache: ContiguousCache, token_1C: Tensor, weights: Weights) -> Tensor
     append(cache, token_1C, weights)
     keys, values = (plane[0, :, 0] for plane in cache.view(0))
     scores = token_1C @ weights.queries @ keys.T
-    cache.advance()
     context: Tensor = (scores / _CHANNELS**0.5).softmax(1) @ values
+    cache.advance()
     return context
 
 
@@ -67,6 +68,19 @@ def append(cache: ContiguousCache, tokens_TC: Tensor, weights: Weights) -> None:
     cache.extend([len(tokens_TC)])
     planes = (tokens_TC @ weights.keys, tokens_TC @ weights.values)
     cache.append(0, *(plane[None, :, None] for plane in planes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedRows:
+    """A copy of what the cache showed at one moment: a row a token, `[rows, C]` each."""
+
+    keys: Tensor
+    values: Tensor
+
+    def grew_to(self, later: "CachedRows") -> bool:
+        """Whether `later` is these very rows and one more, of keys and of values."""
+        pairs = ((self.keys, later.keys), (self.values, later.values))
+        return all(torch.equal(old, new[:-1]) for old, new in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +94,12 @@ class AttentionProof:
     """The prompt alone."""
     longer_context: Tensor
     """The prompt and one new token, `[T + 1, C]`."""
-    prompt_keys_TC: Tensor
-    longer_keys: Tensor
-    """Keys of prompt and one new token, `[T + 1, C]`."""
+    cached: tuple[CachedRows, ...]
+    """The cache before the first new token, and after each."""
     decoded_NC: Tensor
     """Context vectors of all new tokens, one at a time, through the cache."""
     full_NC: Tensor
     """The same by full attention over everything."""
-    cached_rows: tuple[int, ...]
-    """Rows in the cache before the first new token, and after each."""
 
     @property
     def claims(self) -> dict[str, bool]:
@@ -97,8 +108,8 @@ class AttentionProof:
             "a new token leaves every earlier context vector as it was": torch.allclose(
                 self.prompt_context_TC, self.longer_context[:-1]
             ),
-            "a new token leaves every earlier key as it was: K grows by one row": torch.allclose(
-                self.prompt_keys_TC, self.longer_keys[:-1]
+            "a new token leaves every cached key and value as it was: K and V grow by one row": all(
+                before.grew_to(after) for before, after in pairwise(self.cached)
             ),
             "the last context vector needs the last query only": torch.allclose(
                 self.longer_context[-1], self.decoded_NC[0]
@@ -128,22 +139,26 @@ def prove_on_attention() -> AttentionProof:
     )
     append(cache, inputs, weights)  # prefill: the prompt's keys and values, once and for all
     cache.advance()
-    rows, decoded = [cache.lengths[0]], []
+    cached, decoded = [rows_of(cache)], []
     for token in new_tokens.split(1):
         decoded.append(decode(cache, token, weights))
-        rows.append(cache.lengths[0])
+        cached.append(rows_of(cache))
     return AttentionProof(
         inputs_TC=inputs,
         new_tokens_NC=new_tokens,
         weights=weights,
         prompt_context_TC=full_attention(inputs, weights),
         longer_context=full_attention(longer, weights),
-        prompt_keys_TC=inputs @ weights.keys,
-        longer_keys=longer @ weights.keys,
+        cached=tuple(cached),
         decoded_NC=torch.cat(decoded),
         full_NC=full_attention(torch.cat([inputs, new_tokens]), weights)[len(inputs) :],
-        cached_rows=tuple(rows),
     )
+
+
+def rows_of(cache: ContiguousCache) -> CachedRows:
+    """A copy, for a view would change with the cache."""
+    keys, values = (plane[0, :, 0].clone() for plane in cache.view(0))
+    return CachedRows(keys=keys, values=values)
 
 
 def report(proof: AttentionProof) -> Iterator[str]:
@@ -153,14 +168,15 @@ def report(proof: AttentionProof) -> Iterator[str]:
     yield from _rows(proof.prompt_context_TC)
     yield "\nThe same with one new token. A query sees no later key, so no earlier row moves:"
     yield from _rows(proof.longer_context)
-    yield "\nKeys before and after. Row t is x_t W_k: no other token enters, so K grows by one row"
-    yield "(and V likewise):"
-    yield from _rows(proof.prompt_keys_TC)
+    before, after = proof.cached[:2]
+    yield "\nKeys in the cache before and after. Row t is x_t W_k: no other token enters, so K"
+    yield "grows by one row (and V likewise):"
+    yield from _rows(before.keys)
     yield "   +"
-    yield from _rows(proof.longer_keys[-1:])
+    yield from _rows(after.keys[len(before.keys) :])
     yield "\nSo prefill writes K and V of the prompt, and a step computes one query, one key and"
     yield "one value, appends two rows and reads the rest. Decoding four new tokens through the"
-    yield f"cache, which holds {' -> '.join(map(str, proof.cached_rows))} rows:"
+    yield f"cache, which holds {' -> '.join(str(len(rows.keys)) for rows in proof.cached)} rows:"
     yield from _rows(proof.decoded_NC)
     yield "\nThe last four rows of full attention over all ten tokens:"
     yield from _rows(proof.full_NC)

@@ -13,7 +13,7 @@ from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.indexer import indexer_format, select_rows
 from scope_rt.kv_cache.interface import KVCache
-from scope_rt.models.rope import THETA
+from scope_rt.models.rope import THETA, angles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +75,7 @@ class LightningIndexer(nn.Module):
         neighbour as in the attention itself.
         """
         dim = self.config.qk_rope_head_dim
-        exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions_BT.device) / dim
-        angles = positions_BT[..., None, None].double() * self.config.rope_theta**-exponents
-        cos, sin = angles.cos().to(x_BTJD.dtype), angles.sin().to(x_BTJD.dtype)
+        turns = angles(positions_BT[..., None], dim, self.config.rope_theta)
+        cos, sin = turns.cos().to(x_BTJD.dtype), turns.sin().to(x_BTJD.dtype)
         first, second, rest = x_BTJD.split([dim // 2, dim // 2, x_BTJD.shape[-1] - dim], dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)

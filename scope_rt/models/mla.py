@@ -26,7 +26,7 @@ from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.kv_cache.backend_policy import check_dense_bound
 from scope_rt.kv_cache.indexer import mask_of
 from scope_rt.kv_cache.interface import KVCache
-from scope_rt.models.rope import THETA, rotate
+from scope_rt.models.rope import THETA, angles, rotate
 
 
 class MLAForm(StrEnum):
@@ -164,7 +164,6 @@ class MLA(nn.Module):
 
     def _rotations(self, positions_BT: Tensor) -> Tensor:
         """Unit complex numbers `[B, T, 1, P / 2]`."""
-        dim = self.config.qk_rope_head_dim
-        exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions_BT.device) / dim
-        angles = positions_BT[..., None, None].double() * self.config.rope_theta**-exponents
-        return torch.polar(torch.ones_like(angles), angles)
+        c = self.config
+        turns = angles(positions_BT[..., None], c.qk_rope_head_dim, c.rope_theta)
+        return torch.polar(torch.ones_like(turns), turns)

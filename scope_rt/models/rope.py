@@ -18,9 +18,10 @@ def axis_dims(head_dim: int) -> tuple[int, int, int]:
     return head_dim - 2 * side, side, side
 
 
-def _angles(positions: Tensor, dim: int) -> Tensor:
-    inverse = THETA ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    return torch.outer(positions.double(), inverse)
+def angles(positions: Tensor, dim: int, theta: float = THETA) -> Tensor:
+    """Radians by which `dim` channels turn at each position: float64 `[*positions, dim / 2]`."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device) / dim
+    return positions[..., None].double() * theta**-exponents
 
 
 def rotations(
@@ -34,11 +35,11 @@ def rotations(
     rows, columns = grid
     dims = axis_dims(head_dim)
     by_time, by_row, by_column = (
-        _angles(torch.as_tensor(positions), dim)
+        angles(torch.as_tensor(positions), dim)
         for positions, dim in zip((frames, range(rows), range(columns)), dims, strict=True)
     )
     shape = (len(frames), rows, columns)
-    angles = torch.cat(
+    turns = torch.cat(
         [
             by_time[:, None, None].expand(*shape, -1),
             by_row[None, :, None].expand(*shape, -1),
@@ -46,7 +47,7 @@ def rotations(
         ],
         dim=-1,
     )
-    return torch.polar(torch.ones_like(angles), angles).flatten(0, 2)[:, None].to(dtype)
+    return torch.polar(torch.ones_like(turns), turns).flatten(0, 2)[:, None].to(dtype)
 
 
 def rotate(x_BTHD: Tensor, rotations_T1C: Tensor) -> Tensor:

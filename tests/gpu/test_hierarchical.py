@@ -45,6 +45,21 @@ def test_an_edited_context_on_a_gpu_has_the_bits_of_a_full_recompute() -> None:
     assert torch.equal(edited.last_leaf, fresh.last_leaf)
 
 
+def test_a_chunk_is_timed_on_a_gpu_that_is_idle_before_and_after() -> None:
+    torch.manual_seed(0)
+    made = editable(MultilevelModel(CONFIG).to(CUDA).eval())
+    made.append(torch.randint(CONFIG.vocab_size, (2048,)).tolist())
+    idle = []
+
+    def clock() -> float:
+        idle.append(torch.cuda.current_stream().query())
+        return 0.0
+
+    for start in range(0, 2048, made.chunk_leaves):
+        made.time_chunk(start, clock)
+    assert idle == [True] * len(idle)
+
+
 def test_a_stream_on_a_gpu_remembers_what_it_does_on_the_cpu() -> None:
     spec = replace(SPEC, dtype=DType.FLOAT32)
     shape = (1, 3 * spec.frame_tokens, spec.num_heads, spec.head_dim)

@@ -15,7 +15,7 @@ from scope_contracts.row_format import RowFormat
 from scope_rt.kv_cache.codec import codec_for
 from scope_rt.kv_cache.interface import KVCache
 from scope_rt.tensors import TORCH_DTYPES
-from tests.kv_cache.entries import CPU, ENTRIES, MAX_TOKENS, Entry
+from tests.kv_cache.entries import BLOCK, CPU, ENTRIES, MAX_TOKENS, Entry
 
 each_cache = pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES.keys())
 
@@ -26,8 +26,10 @@ def those(offer: Callable[[Entry], bool]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("entry", chosen.values(), ids=chosen.keys())
 
 
-that_go_back = those(lambda entry: entry.can_go_back)
+that_fork = those(lambda entry: entry.can_fork)
+that_truncate = those(lambda entry: entry.can_truncate)
 that_keep = those(lambda entry: entry.can_keep)
+that_are_bounded = those(lambda entry: entry.is_bounded)
 that_evict = those(lambda entry: entry.evicts)
 Rows = dict[int, tuple[Tensor, ...]]
 """Position to planes `[heads, dim]`."""
@@ -54,10 +56,24 @@ class ListOfRows:
                 held, start = self.held[layer][sequence], self.lengths[sequence]
                 for row in range(new):
                     held[start + row] = tuple(plane[sequence, row] for plane in stored)
-                if self.entry.evicts:
-                    seen = self.entry.visible(start + new)
-                    self.held[layer][sequence] = {p: held[p] for p in held if p in seen}
+                seen = self.entry.shows(start, start + new)
+                self.held[layer][sequence] = {p: held[p] for p in held if p in seen}
         self.lengths = [old + new for old, new in zip(self.lengths, num_tokens, strict=True)]
+
+    def can_truncate(self, lengths: list[int]) -> bool:
+        """Whether all blocks are there that the window of the next token sees."""
+        if self.entry.window is None:
+            return True
+        needed = [
+            (sequence, position)
+            for sequence, length in enumerate(lengths)
+            for position in range(max(0, length - self.entry.window + 1), length)
+        ]
+        return all(
+            position // BLOCK * BLOCK in rows_held[sequence]
+            for rows_held in self.held.values()
+            for sequence, position in needed
+        )
 
     def truncate(self, lengths: list[int]) -> None:
         self.lengths = list(lengths)
@@ -71,9 +87,11 @@ class ListOfRows:
         self.held[layer][sequence] = {p: held[p] for p in held if p in positions}
 
     def fits(self, num_tokens: list[int]) -> bool:
-        most = [max(len(self.held[i][b]) for i in self.held) for b in range(self.entry.batch)]
+        most = self.lengths
+        if self.entry.can_keep:
+            most = [max(len(self.held[i][b]) for i in self.held) for b in range(self.entry.batch)]
         fits = all(m + new <= MAX_TOKENS for m, new in zip(most, num_tokens, strict=True))
-        return self.entry.evicts or fits
+        return self.entry.evicts or not self.entry.is_bounded or fits
 
     def check(self, cache: KVCache) -> None:
         assert cache.lengths == tuple(self.lengths)
@@ -136,11 +154,10 @@ def test_any_order_of_calls_leaves_what_a_list_of_rows_would(
                         cache.extend(span)
             case "keep" if entry.can_keep:
                 keep_some(cache, reference, data.draw(st.sampled_from(entry.layers)), data)
-            case "truncate" if entry.can_go_back:
+            case "truncate" if entry.can_truncate:
                 lengths = [data.draw(st.integers(0, length)) for length in reference.lengths]
-                cache.truncate(lengths)
-                reference.truncate(lengths)
-            case "fork" if entry.can_go_back and before is None:
+                truncate_both(cache, reference, lengths)
+            case "fork" if entry.can_fork and before is None:
                 before = copy.deepcopy(reference)
                 cache.fork()
             case "commit" if before is not None:
@@ -153,6 +170,15 @@ def test_any_order_of_calls_leaves_what_a_list_of_rows_would(
                 reference, before = ListOfRows(cache.format, entry), None
                 cache.reset()
         reference.check(cache)
+
+
+def truncate_both(cache: KVCache, reference: ListOfRows, lengths: list[int]) -> None:
+    if reference.can_truncate(lengths):
+        cache.truncate(lengths)
+        reference.truncate(lengths)
+    else:
+        with pytest.raises(CacheError, match="have left it"):
+            cache.truncate(lengths)
 
 
 def keep_some(cache: KVCache, reference: ListOfRows, layer: int, data: st.DataObject) -> None:
@@ -169,17 +195,35 @@ def keep_some(cache: KVCache, reference: ListOfRows, layer: int, data: st.DataOb
 
 @each_cache
 def test_the_open_span_is_visible_and_counts_after_advance_only(entry: Entry) -> None:
-    cache, reference = filled(entry, entry.span(2, 1, 2))
-    digest, span = cache.digest(), entry.span(1, 2, 1)
+    first, span = entry.span(2, 1, 2), entry.span(1, 2, 1)
+    cache, reference = filled(entry, first)
+    digest = cache.digest()
     written = write_span(cache, entry, span, seed=7)
-    assert cache.lengths == tuple(entry.span(2, 1, 2))
+    assert cache.lengths == tuple(first)
     assert cache.digest() == digest
+    shown = [entry.shows(old, old + new) for old, new in zip(first, span, strict=True)]
     for layer in entry.layers:
-        assert cache.positions(layer).max() == 2
-        assert cache.view(layer)[0].shape[1] == 3
+        for sequence, want in zip(cache.positions(layer).tolist(), shown, strict=True):
+            assert {p for p in sequence if p >= 0} == want
+        assert cache.view(layer)[0].shape[1] == max(map(len, shown))
     cache.advance()
     reference.step(span, written)
     reference.check(cache)
+
+
+@each_cache
+def test_a_cache_shows_what_it_should_while_it_fills_to_its_end_and_is_cut_back(
+    entry: Entry,
+) -> None:
+    cache = entry.make()
+    reference = ListOfRows(cache.format, entry)
+    for seed, span in enumerate((entry.span(4, 3, 4), entry.span(4, 4, 2), entry.span(4, 4, 4))):
+        reference.step(span, write_span(cache, entry, span, seed=10 * seed))
+        cache.advance()
+        reference.check(cache)
+    for length in reversed(range(min(reference.lengths)) if entry.can_truncate else ()):
+        truncate_both(cache, reference, [length] * entry.batch)
+        reference.check(cache)
 
 
 @each_cache
@@ -192,12 +236,12 @@ def test_a_span_opened_anew_replaces_the_one_before_it(entry: Entry) -> None:
     reference.check(cache)
 
 
-@each_cache
+@that_are_bounded
 def test_what_does_not_fit_is_refused_before_anything_changes(entry: Entry) -> None:
     cache, reference = filled(entry, entry.span(4, 4, 4), entry.span(4, 2, 4))
     digest, counters = cache.digest(), copy.copy(cache.counters)
     with pytest.raises(CacheError, match=r"not fit|no room"):
-        cache.extend(entry.span(MAX_TOKENS, 0, MAX_TOKENS))
+        cache.extend([MAX_TOKENS] * entry.batch)
     assert (cache.digest(), cache.counters) == (digest, counters)
     span = entry.span(1, 1, 1)
     reference.step(span, write_span(cache, entry, span, seed=5))
@@ -212,11 +256,12 @@ def test_calls_out_of_order_are_refused(entry: Entry) -> None:
         with pytest.raises(CacheError):
             call()
     cache.extend(entry.span(1, 1, 1))
-    with pytest.raises(CacheError, match="got no rows"):
+    with pytest.raises(CacheError, match=r"got no (rows|state)"):
         cache.advance()
-    if entry.can_go_back:
+    if entry.can_truncate:
         with pytest.raises(CacheError):
             cache.truncate([0] * entry.batch)
+    if entry.can_fork:
         for call in (cache.fork, cache.commit):
             with pytest.raises(CacheError):
                 call()
@@ -228,7 +273,7 @@ def test_rows_of_another_shape_are_refused_and_nothing_is_written(entry: Entry) 
     cache, reference = filled(entry, entry.span(2, 2, 2))
     span = entry.span(1, 1, 1)
     cache.extend(span)
-    good = entry.rows(cache.format, 1, seed=1)
+    good = entry.rows(cache.format, span[0], seed=1)
     bad = [(), (*good[:-1], good[-1][..., :-1]), tuple(plane[:, :0] for plane in good)]
     for planes in bad:
         with pytest.raises(CacheError):
@@ -238,7 +283,7 @@ def test_rows_of_another_shape_are_refused_and_nothing_is_written(entry: Entry) 
     reference.check(cache)
 
 
-@each_cache
+@that_are_bounded
 def test_counters_are_exact(entry: Entry) -> None:
     spans = entry.span(2, 1, 2), entry.span(1, 1, 0)
     cache, _ = filled(entry, *spans)
@@ -259,12 +304,14 @@ def test_counters_are_exact(entry: Entry) -> None:
 
 @that_evict
 def test_what_a_cache_evicts_by_itself_it_counts(entry: Entry) -> None:
-    cache, reference = filled(entry, *[entry.span(4, 4, 4)] * 4)
+    span = entry.span(4, 4, 4)
+    cache, reference = filled(entry, *[span] * (16 // span[0]))
     reference.check(cache)
-    assert cache.counters.rows_evicted == (16 - MAX_TOKENS) * entry.batch * len(entry.layers)
+    evicted = 16 - len(entry.shows(16 - span[0], 16)) + entry.summaries_evicted
+    assert cache.counters.rows_evicted == evicted * entry.batch * len(entry.layers)
 
 
-@that_go_back
+@that_fork
 def test_a_discarded_span_leaves_the_digest_and_a_committed_one_is_straight_decode(
     entry: Entry,
 ) -> None:
@@ -276,7 +323,8 @@ def test_a_discarded_span_leaves_the_digest_and_a_committed_one_is_straight_deco
     write_span(cache, entry, second, seed=77)
     cache.advance()
     assert cache.digest() != digest
-    cache.truncate([1] * entry.batch)
+    if entry.can_truncate:
+        cache.truncate([1] * entry.batch)
     write_span(cache, entry, second, seed=78)
     cache.discard()
     assert cache.digest() == digest
@@ -319,7 +367,7 @@ def test_rows_written_after_an_eviction_and_a_truncation_have_their_own_position
     reference.check(cache)
 
 
-@that_go_back
+@that_fork
 def test_one_speculative_span_at_a_time(entry: Entry) -> None:
     cache, _ = filled(entry, entry.span(2, 2, 2))
     cache.fork()
@@ -330,7 +378,7 @@ def test_one_speculative_span_at_a_time(entry: Entry) -> None:
         cache.commit()
 
 
-@that_go_back
+@that_truncate
 def test_truncate_goes_back_only(entry: Entry) -> None:
     cache, reference = filled(entry, entry.span(2, 2, 2))
     for lengths in ([3] * entry.batch, [-1] * entry.batch, [1] * (entry.batch + 1)):
@@ -348,7 +396,7 @@ def test_the_digest_sees_one_changed_sign_and_a_swap_of_two_rows(entry: Entry) -
         for layer in entry.layers:
             planes = [plane.clone() for plane in entry.rows(cache.format, 2, seed=layer)]
             if change == "sign":
-                planes[0][0, 0, 0, 0] *= -1
+                planes[0][0, -1, 0, 0] *= -1
             if change == "swap":
                 planes = [plane.flip(1) for plane in planes]
             cache.append(layer, *planes)
@@ -403,9 +451,10 @@ def test_what_a_cache_cannot_do_it_refuses_and_names_what_to_do_instead(entry: E
     if not entry.can_keep:
         with pytest.raises(UnsupportedError, match=f"(?i){instead}"):
             cache.keep(entry.layers[0], torch.zeros(entry.batch, 1, dtype=torch.int64))
-    if not entry.can_go_back:
+    if not entry.can_truncate:
         with pytest.raises(UnsupportedError, match=instead):
             cache.truncate([1] * entry.batch)
+    if not entry.can_fork:
         for call in (cache.fork, cache.commit, cache.discard):
             with pytest.raises(UnsupportedError, match=instead):
                 call()

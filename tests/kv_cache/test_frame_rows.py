@@ -9,10 +9,10 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import CacheError, UnsupportedError
-from scope_rt.kv_cache.frame_rows import FrameRows
 from scope_rt.kv_cache.interface import KVCache
 from scope_rt.kv_cache.slot_cache import SlotCache
 from scope_rt.kv_cache.video import open_frame_cache
+from tests.kv_cache.frame_rows import FrameRows
 from tests.tiny_models import CPU, cache_spec
 
 KINDS = ["ring", "paged", "quantized:int8", "h2o"]

@@ -1,7 +1,6 @@
 """Whatever keeps a stream's past, the present is exact, the window is full, and ranks agree."""
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ from scope_rt.kv_cache.row_store import RowStore
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
 from scope_rt.kv_cache.video import open_frame_cache, slots_for
 from scope_rt.mesh.budget import CallBudget
+from tests.thread_ranks import on_all_ranks, thread_ranks
 from tests.tiny_models import BLOCK, CONFIG, CPU, STEPS, Rollout, cache_spec, envelope
 
 KINDS = ["ring", "paged", "quantized:int8", "quantized:int4", "quantized:fp8", "h2o", "h2o:int8"]
@@ -274,57 +274,31 @@ def test_of_equal_scores_the_older_frame_stays() -> None:
     assert sorted(cache.frames_kept) == [0, 1, 2, 9, 10, 11]
 
 
-class ThreadGroup:
-    """Two ranks in two threads of this process."""
-
-    size = 2
-
-    def __init__(self, rank: int, both: "list[Tensor | None]", barrier: threading.Barrier) -> None:
-        self.rank, self._both, self._barrier = rank, both, barrier
-        self.num_reductions = 0
-
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        self.num_reductions += 1
-        self._both[self.rank] = tensor.clone()
-        self._barrier.wait(timeout=10)
-        tensor.copy_(torch.stack([part for part in self._both if part is not None]).sum(0))
-        self._barrier.wait(timeout=10)
-        return tensor
-
-
-def frames_of_ranks(groups: list[Collectives], heads: list[slice]) -> list[tuple[int, ...]]:
+def frames_of_ranks(groups: Sequence[Collectives], heads: Sequence[slice]) -> list[tuple[int, ...]]:
     """The frames each rank keeps, given its heads of the same keys."""
-    kept: list[tuple[int, ...]] = [()] * len(groups)
 
-    def run(index: int) -> None:
+    def run(index: int) -> tuple[int, ...]:
         spec = spec_of("h2o", sink=0, window=9)
         policy = HeavyFrames(spec, groups[index])
         share = slots_for(spec, tp_degree=HEADS // len(range(HEADS)[heads[index]]), device=CPU)
         cache = SlotCache(spec, policy=policy, storage=InPlace(share))
         for chunk in range(6):
             run_chunk(cache, chunk, lambda n: rows(spec, n)[:, :, heads[index]] * 3)
-        kept[index] = tuple(sorted(cache.frames_kept))
+        return tuple(sorted(cache.frames_kept))
 
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(groups))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=20)
-    return kept
+    return on_all_ranks(len(groups), run)
 
 
 def test_ranks_keep_the_same_frames_only_because_they_sum_scores_first() -> None:
     halves = [slice(0, HEADS // 2), slice(HEADS // 2, HEADS)]
-    both: list[Tensor | None] = [None, None]
-    barrier = threading.Barrier(2)
-    groups = [ThreadGroup(rank, both, barrier) for rank in range(2)]
-    together = frames_of_ranks([*groups], halves)
+    groups = thread_ranks(2)
+    together = frames_of_ranks(groups, halves)
     apart = frames_of_ranks([SoloCollectives(), SoloCollectives()], halves)
     (alone,) = frames_of_ranks([SoloCollectives()], [slice(None)])
     assert together == [alone, alone]
     assert apart[0] != apart[1], "these heads would not have disagreed"
     spec = spec_of("h2o")
-    assert [group.num_reductions for group in groups] == [6 * spec.collectives_per_chunk] * 2
+    assert [group.num_sums for group in groups] == [6 * spec.collectives_per_chunk] * 2
 
 
 def test_a_rebuilt_cache_has_no_scores() -> None:

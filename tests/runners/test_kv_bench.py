@@ -2,13 +2,14 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from scope_contracts.errors import CacheError
 from scope_runners.kv_bench import run as kv_bench
-from scope_runners.kv_bench.report import table
+from scope_runners.kv_bench.report import PEAK_NOTE, table
 from scope_runners.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
 from scope_runners.main import main
 
@@ -72,6 +73,11 @@ def test_the_table_has_only_columns_that_some_system_fills() -> None:
     assert int8 == ["int8", "800", "", "", "41.2"]
 
 
+def test_a_table_with_peaks_says_what_they_count() -> None:
+    assert f"* {PEAK_NOTE}" in table(PART).splitlines()
+    assert PEAK_NOTE not in table(Part(title="No peak", systems=(INT8,)))
+
+
 def test_a_system_that_cannot_run_here_says_why_instead_of_figures() -> None:
     text = table(PART)
     assert "* fp8: not run here: no GPU of this kind" in text
@@ -116,6 +122,48 @@ def test_curves_of_one_key_are_panels_of_one_picture(
     assert [picture.name for picture in pictures] == ["budget.png", "speed.png"]
     with Image.open(pictures[0]) as two, Image.open(pictures[1]) as one:
         assert two.size == pytest.approx((2 * one.width, one.height), abs=2)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every figure that is drawn."""
+    figure = pytest.importorskip("matplotlib.figure").Figure
+    drawn, save = list[Any](), figure.savefig
+
+    def savefig(self: Any, *args: Any, **kwargs: Any) -> None:
+        drawn.append(self)
+        save(self, *args, **kwargs)
+
+    monkeypatch.setattr(figure, "savefig", savefig)
+    return drawn
+
+
+def test_lines_that_all_panels_share_are_explained_once_where_they_hide_nothing(
+    figures: list[Any], tmp_path: Path
+) -> None:
+    from scope_runners.kv_bench.plots import write_plots
+
+    alike = [curve("alike", "a", "b"), curve("alike", "a", "b")]
+    write_plots([*alike, curve("apart", "a", "b"), curve("apart", "a")], tmp_path)
+    shared, apart = figures
+    (legend,) = shared.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+    below = legend.get_window_extent()
+    for axis in shared.axes:
+        assert axis.get_legend() is None
+        assert not below.overlaps(axis.get_tightbbox())
+    assert not apart.legends
+    assert all(axis.get_legend() for axis in apart.axes)
+
+
+def test_lines_of_equal_figures_can_all_be_seen(figures: list[Any], tmp_path: Path) -> None:
+    from scope_runners.kv_bench.plots import write_plots
+
+    write_plots([curve("same", "a", "b", "c")], tmp_path)
+    lines = figures[0].axes[0].lines
+    sizes = [line.get_markersize() for line in lines]
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert {line.get_markerfacecolor() for line in lines} == {"none"}
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(

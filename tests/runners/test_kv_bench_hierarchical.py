@@ -1,5 +1,7 @@
 """The benchmark of edits checks what it times, and says what it was promised."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,14 +10,19 @@ from scope_rt.kv_cache.hierarchical.context import Edit
 from scope_rt.kv_cache.hierarchical.editing import EditableContext, EditReport
 from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy
 from scope_runners.kv_bench import hierarchical
-from scope_runners.kv_bench.hierarchical import EARLY_EDIT, PROMISED_AT, Scale, time_system
+from scope_runners.kv_bench.edit_times import PROMISED_AT, SystemTimes, curve, row
+from scope_runners.kv_bench.hierarchical import EARLY_EDIT, Scale, time_system
 
 SMALL = Scale(num_leaves=640, rounds=1)
 HIERARCHY = Hierarchy(group=32, windows=(64, 32, None))
 
 
-def test_every_dirty_fraction_is_timed_there_and_back() -> None:
-    times = time_system("small", HIERARCHY, SMALL)
+@pytest.fixture(scope="module")
+def times() -> SystemTimes:
+    return time_system("small", HIERARCHY, SMALL)
+
+
+def test_every_dirty_fraction_is_timed_there_and_back(times: SystemTimes) -> None:
     assert tuple(edit.dirty_fraction for edit in times.edits) == (*PROMISED_AT, EARLY_EDIT)
     for edit in times.edits:
         assert len(edit.measured) == 2
@@ -24,10 +31,36 @@ def test_every_dirty_fraction_is_timed_there_and_back() -> None:
         assert edit.report.full_recompute == (edit.predicted == 1.0)
     assert times.edits[-1].report.full_recompute
     assert times.undo.report.reused_leaves > 0
-    row, curve = hierarchical._row(times, times.token_s), hierarchical._curve((times,))
-    assert row.throughput_vs_contiguous == 1
-    assert [line.is_model for line in curve.lines] == [False, True]
-    assert [x for x, _ in curve.lines[0].points] == [0.05, 0.1, 0.2, 0.5, 0.9]
+    made, plot = row(times, times.token_s), curve((times,))
+    assert made.throughput_vs_contiguous == 1
+    assert [line.is_model for line in plot.lines] == [False, True]
+    assert [x for x, _ in plot.lines[0].points] == [0.05, 0.1, 0.2, 0.5, 0.9]
+
+
+def test_a_row_says_which_promised_speed_up_was_met_and_which_was_missed(
+    times: SystemTimes,
+) -> None:
+    measured = {0.5: 1.5, 0.2: 6.2, 0.1: 4.9, 0.05: 10.0}
+    edits = tuple(
+        replace(edit, predicted=1 / edit.dirty_fraction, measured=(measured[edit.dirty_fraction],))
+        for edit in times.edits
+        if edit.dirty_fraction in measured
+    )
+    assert row(replace(times, num_leaves=16_000, edits=edits), times.token_s).notes[-1] == (
+        "promised are 25% around the formula, and least speed-ups; met: the formula at f=0.5 "
+        "(-25%), the formula at f=0.2 (+24%), 10x at f=0.05 (10.0x); missed: the formula at f=0.1 "
+        "(-51%), 5x at f=0.1 (4.9x), the formula at f=0.05 (-50%)"
+    )
+    too_short = "too short for the promised speed-ups, which are for 16,000 leaves"
+    assert row(times, times.token_s).notes[-1] == too_short
+
+
+def test_a_contiguous_decode_copies_no_row() -> None:
+    made = hierarchical.contiguous(SMALL)
+    hierarchical._timed_decode(made)
+    assert made.cache.lengths == (SMALL.num_leaves + hierarchical.DECODED_TOKENS,)
+    assert made.cache.counters.rows_read > SMALL.num_leaves * hierarchical.DECODED_TOKENS
+    assert made.cache.counters.gathers == 0
 
 
 def test_an_edit_that_leaves_other_rows_than_a_recompute_is_reported(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from scope_rt.kv_cache.contiguous import ContiguousCache
 from scope_runners.kv_proof import VIDEO_BAR, AttentionProof, prove_on_attention, report
 from scope_runners.kv_proof_video import prove_on_video
 
@@ -51,7 +52,26 @@ def test_the_numbers_are_the_known_ones(proof: AttentionProof) -> None:
 def test_every_claim_holds_and_the_cache_grows_by_a_row_a_token(proof: AttentionProof) -> None:
     assert all(proof.claims.values())
     assert len(proof.claims) == 4
-    assert proof.cached_rows == (6, 7, 8, 9, 10)
+    assert [len(rows.keys) for rows in proof.cached] == [6, 7, 8, 9, 10]
+    tokens, weights = torch.cat([proof.inputs_TC, proof.new_tokens_NC]), proof.weights
+    assert torch.allclose(proof.cached[-1].keys, tokens @ weights.keys)
+    assert torch.allclose(proof.cached[-1].values, tokens @ weights.values)
+
+
+@pytest.mark.parametrize("plane", [0, 1], ids=["keys", "values"])
+def test_a_cache_whose_earlier_rows_change_with_a_step_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, plane: int
+) -> None:
+    advance = ContiguousCache.advance
+
+    def advance_and_change(cache: ContiguousCache) -> None:
+        advance(cache)
+        if cache.lengths[0] == 10:  # after the last token was decoded: no context vector shows it
+            cache.view(0)[plane][0, 2] += 1
+
+    monkeypatch.setattr(ContiguousCache, "advance", advance_and_change)
+    found = prove_on_attention()
+    assert list(found.claims.values()) == [True, False, True, True]
 
 
 def test_a_claim_that_does_not_hold_is_said_to_fail(proof: AttentionProof) -> None:

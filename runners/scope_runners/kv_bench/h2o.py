@@ -2,7 +2,7 @@
 
 Throughputs are ratios of things that were timed in the same round, in seconds of processor time of
 one thread. The model is a small Llama with random weights: tokens mean nothing, times and bytes do.
-Prompts are fed in pieces; a peak counts the rows that a layer holds while its attention runs.
+Prompts are fed in pieces; a peak is measured while attention runs, before rows leave.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +19,7 @@ from scope_rt.lm.eviction_layer import EvictingLayer
 from scope_rt.lm.recall import new_recall_model
 from scope_runners.kv_bench.result import Curve, Effort, Line, Part, SystemResult
 from scope_runners.kv_bench.stopwatch import Stopwatch, median_ratio
+from scope_runners.recall.held import bytes_held, cache_bytes
 
 VOCAB = 512
 PIECE_TOKENS = 64
@@ -62,8 +63,8 @@ class Decoding:
     """Processor time of a decode step."""
     num_rows: int = 0
     """Most rows a layer held between two decode steps."""
-    peak_rows: int = 0
-    """Most rows a layer held while its attention ran, the prompt's pieces included."""
+    peak_bytes: int = 0
+    """Most that all layers held and one copied while attention ran, the prompt included."""
     row_bytes: float = 0
     """Of one row in all layers, scores and positions included."""
 
@@ -128,22 +129,20 @@ def measure_once(context: int, num_steps: int) -> dict[str, Decoding]:
 @torch.no_grad()
 def _decode(model: Any, prompt: Tensor, steps: Sequence[Tensor]) -> Decoding:
     cache: Any = None
-    num_rows = peak_rows = between = 0
-    for piece in prompt.split(PIECE_TOKENS, dim=-1):
-        peak_rows = max(peak_rows, num_rows + piece.shape[1])
-        cache = model(piece, past_key_values=cache, logits_to_keep=1).past_key_values
-        num_rows = _num_rows(cache.layers[0])
+    num_rows = 0
+    with bytes_held(model) as held:
+        for piece in prompt.split(PIECE_TOKENS, dim=-1):
+            cache = model(piece, past_key_values=cache, logits_to_keep=1).past_key_values
     with Stopwatch() as watch:
         for ids in steps:
-            peak_rows = max(peak_rows, num_rows + 1)
             model(ids, past_key_values=cache)
-            num_rows = _num_rows(cache.layers[0])
-            between = max(between, num_rows)
+            num_rows = max(num_rows, _num_rows(cache.layers[0]))
+    held_now = cache_bytes(cache)  # a step copies no more than a piece did, but a cache may grow
     return Decoding(
         step_s=watch.seconds / len(steps),
-        num_rows=between,
-        peak_rows=peak_rows,
-        row_bytes=sum(map(_layer_bytes, cache.layers)) / num_rows,
+        num_rows=num_rows,
+        peak_bytes=max(*held, held_now),
+        row_bytes=held_now / _num_rows(cache.layers[0]),
     )
 
 
@@ -152,13 +151,6 @@ def _num_rows(layer: Any) -> int:
         return layer.num_rows
     num_rows: int = layer.keys.shape[2]
     return num_rows
-
-
-def _layer_bytes(layer: Any) -> int:
-    if isinstance(layer, EvictingLayer):
-        return layer.num_bytes
-    num_bytes: int = layer.keys.nbytes + layer.values.nbytes
-    return num_bytes
 
 
 def _rounds(context: int, scale: Scale) -> list[dict[str, Decoding]]:
@@ -175,7 +167,7 @@ def _row(name: str, rounds: Sequence[Mapping[str, Decoding]]) -> SystemResult:
     return SystemResult(
         name=name,
         bytes_per_token=found.row_bytes,
-        peak_bytes=round(found.peak_rows * found.row_bytes),
+        peak_bytes=found.peak_bytes,
         throughput_vs_recompute=_ratio(rounds, RECOMPUTE, name),
         throughput_vs_contiguous=_ratio(rounds, FULL, name),
         notes=(f"at most {found.num_rows} rows a layer between decode steps",),

@@ -18,20 +18,29 @@ from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.hierarchical.cache import HierarchicalCache
 from scope_rt.kv_cache.hierarchical.calibration import calibrate
 from scope_rt.kv_cache.hierarchical.context import Collapse, Edit, Expand
-from scope_rt.kv_cache.hierarchical.cost import LEAST_GAIN, CostModel, speed_up
+from scope_rt.kv_cache.hierarchical.cost import LEAST_GAIN
 from scope_rt.kv_cache.hierarchical.editing import EditableContext, EditReport
 from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy
 from scope_rt.kv_cache.hierarchical.node_model import NodeModel
 from scope_rt.models.multilevel import MultilevelConfig, MultilevelModel
-from scope_runners.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
+from scope_runners.cache_peak import copied_bytes
+from scope_runners.kv_bench.edit_times import (
+    PROMISED_AT,
+    PROMISED_LEAVES,
+    EditTimes,
+    SystemTimes,
+    curve,
+    promised,
+    row,
+)
+from scope_runners.kv_bench.result import Effort, Part
 from scope_runners.kv_bench.stopwatch import Stopwatch
 
 CONFIG = MultilevelConfig(vocab_size=512, dim=64, num_layers=2, num_heads=2, ffn_dim=128)
 GROUP, CHUNK_LEAVES = 32, 160
 WINDOWED = Hierarchy(group=GROUP, windows=(256, 64, None))
 FULL_ATTENTION = Hierarchy(group=GROUP, windows=(None, GROUP, None))
-PROMISED_AT = (0.5, 0.2, 0.1, 0.05)
-"""Dirty fractions at which the formula is checked."""
+LEAVES_ALONE = Hierarchy(group=GROUP, windows=(None,))
 EARLY_EDIT = 0.9
 """A dirty fraction that does not pay, so that everything is computed anew."""
 DECODED_TOKENS = 64
@@ -47,46 +56,8 @@ class Scale:
 
 SCALES: Mapping[Effort, Scale] = {
     Effort.QUICK: Scale(num_leaves=3_200, rounds=1),
-    Effort.FULL: Scale(num_leaves=16_000, rounds=3),
+    Effort.FULL: Scale(num_leaves=PROMISED_LEAVES, rounds=3),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditTimes:
-    """One dirty fraction: what was promised, what was seen, in every round."""
-
-    dirty_fraction: float
-    predicted: float
-    measured: tuple[float, ...]
-    """Time of a full recompute over that of the edit, round by round."""
-    report: EditReport
-    """Of the last edit."""
-
-    @property
-    def speed_up(self) -> float:
-        return median(self.measured)
-
-    @property
-    def off_by(self) -> float:
-        """How far the measurement is from the formula, as a share of the formula."""
-        return self.speed_up / self.predicted - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystemTimes:
-    """All that was timed under one hierarchy."""
-
-    name: str
-    hierarchy: Hierarchy
-    cost: CostModel
-    num_leaves: int
-    edits: tuple[EditTimes, ...]
-    undo: EditTimes
-    """Half of the context is dirty, and its rows are still kept."""
-    recompute_s: float
-    token_s: float
-    """One decoded token at the end of the context."""
-    num_bytes: int
 
 
 def measure(effort: Effort) -> Part:
@@ -95,16 +66,18 @@ def measure(effort: Effort) -> Part:
     with _one_thread():
         windowed = time_system("hierarchical, windows", WINDOWED, scale)
         full = time_system("hierarchical, full attention", FULL_ATTENTION, scale)
-    contiguous_s = full.token_s
+        contiguous_s = _timed_decode(contiguous(scale))
     return Part(
         title="Hierarchical cache: edits of a long context",
-        systems=tuple(_row(system, contiguous_s) for system in (windowed, full)),
-        curves=(_curve((windowed, full)),),
+        systems=tuple(row(system, contiguous_s) for system in (windowed, full)),
+        curves=(curve((windowed, full)),),
         notes=(
             f"{scale.num_leaves} leaves and their summaries, groups of {GROUP}; a random model of "
             f"{CONFIG.num_layers} layers and {CONFIG.dim} channels, fp32, one thread",
             "every edit moves a gist: one collapse where the dirty part begins, one expand after; "
             "the caches were compared with a full recompute after every edit: equal bits",
+            "contiguous is this model over the leaves alone: one level, whose view copies no row "
+            f"({1e3 * contiguous_s:.2f} ms a token)",
             f"where it fails: the earliest edit counts, however small. A dirty fraction of "
             f"{EARLY_EDIT:g} promises {1 / EARLY_EDIT:.2f}x; below {LEAST_GAIN}x everything is "
             "computed anew",
@@ -142,7 +115,7 @@ def time_system(name: str, hierarchy: Hierarchy, scale: Scale) -> SystemTimes:
     edits_times = tuple(
         EditTimes(
             dirty_fraction=fraction,
-            predicted=_promised(fraction, cost, scale.num_leaves),
+            predicted=promised(fraction, cost, scale.num_leaves),
             measured=tuple(measured[fraction]),
             report=reports[fraction],
         )
@@ -153,12 +126,29 @@ def time_system(name: str, hierarchy: Hierarchy, scale: Scale) -> SystemTimes:
         hierarchy=hierarchy,
         cost=cost,
         num_leaves=scale.num_leaves,
+        max_leaves=edited.cache.max_leaves,
         edits=edits_times,
         undo=_timed_undo(edited, fresh, gist_at, scale),
         recompute_s=median(recompute_s),
         token_s=_timed_decode(edited),
         num_bytes=edited.cache.num_bytes,
+        copied_bytes=_copied(edited.cache),
     )
+
+
+def _copied(cache: HierarchicalCache) -> int:
+    """What the cache copies together for the next leaf's attention in one layer."""
+    own = [part for level in cache.levels for plane in level.parts for part in plane]
+    return copied_bytes(cache.view(0), own)
+
+
+def contiguous(scale: Scale) -> EditableContext:
+    """The same model with no summaries, so that its rows lie and are read in one piece."""
+    torch.manual_seed(0)
+    model = MultilevelModel(CONFIG).eval()
+    made = _empty(model, LEAVES_ALONE, scale.num_leaves)
+    made.append(torch.randint(CONFIG.vocab_size, (scale.num_leaves,)).tolist())
+    return made
 
 
 def _empty(
@@ -227,62 +217,6 @@ def _timed_decode(edited: EditableContext) -> float:
         for token in range(DECODED_TOKENS):
             edited.append([token])
     return watch.seconds / DECODED_TOKENS
-
-
-def _promised(fraction: float, cost: CostModel, num_leaves: int) -> float:
-    """What the formula says, with the fallback: below `LEAST_GAIN` it is a full recompute."""
-    gain = speed_up(fraction, cost.quadratic_share(num_leaves))
-    return gain if gain >= LEAST_GAIN else 1.0
-
-
-def _row(system: SystemTimes, contiguous_s: float) -> SystemResult:
-    share = system.cost.quadratic_share(system.num_leaves)
-    worst = max(abs(edit.off_by) for edit in system.edits if edit.dirty_fraction in PROMISED_AT)
-    speed_ups = tuple(
-        Quality(name=f"speed-up at f={edit.dirty_fraction:g}", value=edit.speed_up, unit="x")
-        for edit in system.edits
-    )
-    latest = next(edit.report for edit in system.edits if edit.dirty_fraction == PROMISED_AT[-1])
-    return SystemResult(
-        name=system.name,
-        bytes_per_token=system.num_bytes / (system.num_leaves + GROUP + DECODED_TOKENS),
-        peak_bytes=system.num_bytes,
-        throughput_vs_recompute=system.recompute_s / system.token_s,
-        throughput_vs_contiguous=contiguous_s / system.token_s,
-        quality=(
-            *speed_ups,
-            Quality(name="undo of half the context", value=system.undo.speed_up, unit="x"),
-            Quality(name="worst distance to the formula", value=100 * worst, unit="%"),
-        ),
-        notes=(
-            f"windows {system.hierarchy.windows}; measured quadratic share b = {share:.2f}",
-            f"at f={PROMISED_AT[-1]:g} an edit of one group dirties {latest.temporal_ratio:.1%} of "
-            f"all nodes in time and {latest.spatial_ratio:.2%} in space",
-        ),
-    )
-
-
-def _curve(systems: tuple[SystemTimes, ...]) -> Curve:
-    lines = []
-    for system in systems:
-        fractions = sorted(edit.dirty_fraction for edit in system.edits)
-        seen = {edit.dirty_fraction: edit.speed_up for edit in system.edits}
-        finer = [0.04 + 0.96 * step / 96 for step in range(97)]
-        share = system.cost.quadratic_share(system.num_leaves)
-        measured = tuple((fraction, seen[fraction]) for fraction in fractions)
-        formula = tuple((f, _promised(f, system.cost, system.num_leaves)) for f in finer)
-        lines.append(Line(name=f"{system.name}, measured", points=measured))
-        name = f"{system.name}, formula at b={share:.2f}"
-        lines.append(Line(name=name, points=formula, is_model=True))
-    return Curve(
-        key="hierarchical_speed_up",
-        title="An edit against a full recompute",
-        x_label="dirty fraction f of the context",
-        y_label="speed-up",
-        lines=tuple(lines),
-        log_x=True,
-        log_y=True,
-    )
 
 
 @contextmanager

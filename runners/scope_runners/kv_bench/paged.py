@@ -21,6 +21,7 @@ from scope_rt.lm.model_rows import ModelRows, model_rows
 from scope_rt.lm.recall import new_recall_model
 from scope_rt.lm.requests import Completion, Request, Specialist
 from scope_rt.lm.step import AppendingCache, next_logits
+from scope_runners.cache_peak import RowsCache, peak_bytes
 from scope_runners.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
 from scope_runners.kv_bench.stopwatch import Stopwatch, median_ratio
 
@@ -124,7 +125,7 @@ def measure_decoding(scale: Scale) -> tuple[SystemResult, ...]:
     rows = model_rows(model)
     batch = [_tokens(scale.context - 8 * index, seed=index) for index in range(8)]
     single = batch[:1]
-    makers: dict[str, Callable[[], tuple[AppendingCache, list[list[int]]]]] = {
+    makers: dict[str, Callable[[], tuple[RowsCache, list[list[int]]]]] = {
         "contiguous": lambda: (_contiguous(rows, 8, scale), batch),
         "paged": lambda: (_paged(rows, 8, scale), batch),
         "contiguous, batch 1": lambda: (_contiguous(rows, 1, scale), single),
@@ -132,7 +133,7 @@ def measure_decoding(scale: Scale) -> tuple[SystemResult, ...]:
     }
     seconds: dict[str, list[float]] = {name: [] for name in makers}
     anew: dict[int, list[float]] = {1: [], 8: []}
-    caches: dict[str, AppendingCache] = {}
+    caches: dict[str, RowsCache] = {}
     for _ in range(scale.rounds):
         for name, make in makers.items():
             cache, texts = make()
@@ -143,14 +144,15 @@ def measure_decoding(scale: Scale) -> tuple[SystemResult, ...]:
     results = []
     for name, cache in caches.items():
         size, other = len(cache.lengths), _CONTIGUOUS[len(cache.lengths)]
+        num_gathered = cache.counters.gathers  # before the peak is measured on a view of its own
         results.append(
             SystemResult(
                 name=name,
                 bytes_per_token=cache.format.bytes_per_row * rows.layers.num_slots,
-                peak_bytes=cache.num_bytes,
+                peak_bytes=peak_bytes(cache),
                 throughput_vs_recompute=median_ratio(anew[size], seconds[name]),
                 throughput_vs_contiguous=median_ratio(seconds[other], seconds[name]),
-                notes=(f"{cache.counters.gathers} views gathered",),
+                notes=(f"{num_gathered} views gathered",),
             )
         )
     return tuple(results)

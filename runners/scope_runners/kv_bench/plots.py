@@ -1,4 +1,8 @@
-"""Curves become pictures: one PNG for each key, a panel for each curve, measured lines solid."""
+"""Curves become pictures: one PNG for each key, a panel for each curve, measured lines solid.
+
+Points are rings, one line's within another's, so that equal figures hide none of their lines; lines
+that all panels share are explained once, below them.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,6 +18,9 @@ from scope_runners.kv_bench.result import Curve
 PANEL_INCHES = (4.6, 3.6)
 MOST_COLUMNS = 3
 DOTS_PER_INCH = 110
+LEGEND_INCHES = 0.35
+SMALLEST_RING, WIDER_BY = 4, 2.5
+"""Points of the last line's rings, and how much wider those of each line before it are."""
 _PLAIN = StrMethodFormatter("{x:g}")
 
 
@@ -33,11 +40,18 @@ def _write(path: Path, curves: Sequence[Curve]) -> Path:
     num_columns = min(len(curves), MOST_COLUMNS)
     num_rows = -(-len(curves) // num_columns)
     width, height = PANEL_INCHES
-    figure = Figure(figsize=(width * num_columns, height * num_rows), layout="constrained")
-    axes = figure.subplots(num_rows, num_columns, squeeze=False).flat
+    is_shared = len(curves) > 1 and len({tuple(x.name for x in c.lines) for c in curves}) == 1
+    size = (width * num_columns, height * num_rows + LEGEND_INCHES * is_shared)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     for axis, curve in zip(axes, curves, strict=False):
         _draw(axis, curve)
-    for axis in list(axes)[len(curves) :]:
+        if not is_shared:
+            axis.legend(fontsize="small", labelspacing=0.8)
+    if is_shared:
+        shown = axes[0].get_legend_handles_labels()
+        figure.legend(*shown, loc="outside lower center", ncols=2 * num_columns, fontsize="small")
+    for axis in axes[len(curves) :]:
         axis.set_axis_off()
     with output_file.replacing(path, suffixes=(".png",)) as partial:
         figure.savefig(partial, dpi=DOTS_PER_INCH, format="png")
@@ -51,8 +65,9 @@ def _draw(axis: Any, curve: Curve) -> None:
     for lines, style in ((measured, "o-"), (formulas, "--")):
         for index, line in enumerate(lines):
             x, y = zip(*line.points, strict=True)
-            look = {"color": f"C{index}", "markersize": 4, "linewidth": 1.4, "alpha": 0.85}
-            axis.plot(x, y, style, label=line.name, **look)
+            ring = SMALLEST_RING + WIDER_BY * (len(lines) - 1 - index)
+            look = {"color": f"C{index}", "markersize": ring, "markerfacecolor": "none"}
+            axis.plot(x, y, style, linewidth=1.4, clip_on=False, label=line.name, **look)
     if curve.log_x:
         axis.set_xscale("log")
         axis.set_xticks(sorted({x for line in measured or formulas for x, _ in line.points}))
@@ -66,4 +81,3 @@ def _draw(axis: Any, curve: Curve) -> None:
         axis.set_ylim(bottom=0)
     axis.set(title=curve.title, xlabel=curve.x_label, ylabel=curve.y_label)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize="small")

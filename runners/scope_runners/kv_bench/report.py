@@ -6,6 +6,10 @@ from dataclasses import asdict
 from scope_runners.kv_bench.result import Part, SystemResult
 
 _KIB = 1024
+PEAK_NOTE = (
+    "peak: what the cache held, and the largest copy that it made to show one layer, of rows that "
+    "are decoded or gathered"
+)
 
 
 def table(part: Part) -> str:
@@ -15,6 +19,7 @@ def table(part: Part) -> str:
     if ran:
         lines += [*_rows(ran), ""]
     lines += [f"* {note}" for note in part.notes]
+    lines += [f"* {PEAK_NOTE}"] * any(system.peak_bytes is not None for system in ran)
     lines += [f"* {system.name}: {note}" for system in ran for note in system.notes]
     lines += [
         f"* {system.name}: not run here: {system.cannot_run}"

@@ -36,7 +36,9 @@ class SystemResult:
     bytes_per_token: float | None = None
     """Over all layers, scales and scores included."""
     peak_bytes: int | None = None
-    """The most that the cache held at once during the measurement."""
+    """The most that the cache held during the measurement, and its largest copy of a layer: rows
+    that are decoded or gathered to be shown are there while that layer's attention runs.
+    """
     throughput_vs_recompute: float | None = None
     """Tokens (or frames) a second, over those of computing the whole past anew each step."""
     throughput_vs_contiguous: float | None = None

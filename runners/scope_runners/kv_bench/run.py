@@ -19,6 +19,7 @@ class PartName(StrEnum):
 
     VIDEO = "video"
     STORAGE = "storage"
+    STATES = "states"
     NEEDLE = "needle"
     H2O = "h2o"
     PAGED = "paged"

@@ -22,6 +22,10 @@ class Stopwatch:
     ) -> None:
         self.seconds = time.process_time() - self._start
 
+    @property
+    def milliseconds(self) -> float:
+        return 1e3 * self.seconds
+
 
 def step_seconds(step: Callable[[], object], count: int) -> float:
     """Of one of `count` steps."""

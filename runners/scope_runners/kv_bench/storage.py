@@ -19,6 +19,7 @@ from scope_rt.lm.model_rows import model_rows
 from scope_rt.lm.recall import load_recall_model
 from scope_rt.lm.step import next_logits
 from scope_rt.models.mla import MLA, MLAConfig, MLAForm
+from scope_runners.cache_peak import peak_bytes
 from scope_runners.kv_bench.result import Effort, Part, SystemResult
 from scope_runners.kv_bench.stopwatch import median_ratio, step_seconds
 
@@ -68,7 +69,8 @@ def measure(effort: Effort) -> Part:
             f"batch 1, {scale.context} tokens cached, float32, no GPU; codecs on the recall model "
             "(2 layers, 2 K/V heads of 32), latent rows on one layer of 24 heads",
             "codecs decode all rows at every step here: they save memory, not time",
-            "x contiguous of latent rows: against expanding them to all heads at every step",
+            "x contiguous of latent rows: against expanding them to all heads at every step; the "
+            "keys and values of all heads that this makes count to the model, not to the cache",
         ),
     )
 
@@ -154,7 +156,7 @@ def _compared(
         SystemResult(
             name=name,
             bytes_per_token=cache.format.bytes_per_row * cache.layers.num_slots,
-            peak_bytes=cache.num_bytes,
+            peak_bytes=peak_bytes(cache),
             throughput_vs_recompute=median_ratio(recompute_s, decode_s[name]),
             throughput_vs_contiguous=median_ratio(decode_s[baseline], decode_s[name]),
         )

@@ -11,7 +11,6 @@ Twice, with the same noise for all kinds:
 
 import math
 import statistics
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +24,9 @@ from scope_rt.models.generator import BlockCausalSelfAttention
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.rope import rotations
 from scope_rt.session import StreamSession
+from scope_runners.cache_peak import stream_peak_bytes
 from scope_runners.kv_bench.result import Effort, Part, Quality, SystemResult
+from scope_runners.kv_bench.stopwatch import Stopwatch
 from scope_runners.kv_bench.video_streams import (
     EQUAL_BYTES,
     RING,
@@ -145,16 +146,16 @@ class Recompute:
     @torch.inference_mode()
     def chunk_ms(self) -> float:
         """Processor time of the model's calls for one chunk."""
-        start_ns = time.process_time_ns()
-        for _ in self._steps:
-            self._model(
-                self._latents,
-                modulation=self._modulation,
-                rope=self._rope,
-                text=self._text,
-                attend=self._attend,
-            )
-        return (time.process_time_ns() - start_ns) / 1e6
+        with Stopwatch() as watch:
+            for _ in self._steps:
+                self._model(
+                    self._latents,
+                    modulation=self._modulation,
+                    rope=self._rope,
+                    text=self._text,
+                    attend=self._attend,
+                )
+        return watch.milliseconds
 
 
 def _system(
@@ -180,7 +181,7 @@ def _system(
     return SystemResult(
         name=name,
         bytes_per_token=session.cache_spec.bytes_per_token,
-        peak_bytes=session.cache_bytes,
+        peak_bytes=stream_peak_bytes(session.cache_spec),
         throughput_vs_recompute=anew_ms / ms_per_chunk(mine),
         throughput_vs_contiguous=ms_per_chunk(ring) / ms_per_chunk(mine),
         quality=(

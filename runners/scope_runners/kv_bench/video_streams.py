@@ -5,7 +5,6 @@ machine changes that least.
 """
 
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
 from scope_rt.streaming.trace import Span
 from scope_rt.text.words import SceneSpec
+from scope_runners.kv_bench.stopwatch import Stopwatch
 from scope_runners.tiny.prompts import describe
 from scope_runners.tiny.world import CHUNK_FRAMES, sample_clips
 
@@ -73,10 +73,10 @@ class GeneratorTime:
 
     @contextmanager
     def span(self, name: str, *, track: str) -> Iterator[None]:
-        start_ns = time.process_time_ns()
-        yield
+        with Stopwatch() as watch:
+            yield
         if track == "generate":
-            self.chunks_ms.append((time.process_time_ns() - start_ns) / 1e6)
+            self.chunks_ms.append(watch.milliseconds)
 
 
 class Streams:

@@ -4,16 +4,16 @@ Texts are fed in pieces, as a stream or a chunked prefill would, so the cache is
 moment: a policy chooses before it knows the question. All of it follows from one seed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from scope_runners.recall.held import bytes_held
 from scope_runners.recall.language import Text
-from scope_runners.recall.systems import EVICTING, cache_bytes, opened
+from scope_runners.recall.systems import EVICTING, opened
 from scope_runners.recall.tasks import Task, draw_task
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 0.9)
@@ -33,7 +33,7 @@ class Cell:
     right: tuple[tuple[float, float], ...]
     """`(depth, share of right answers)`."""
     peak_bytes: int
-    """The most that the cache held at once of a text, measured while attention ran."""
+    """The most that the cache held of a text and copied for a layer, while attention ran."""
 
     @property
     def accuracy(self) -> float:
@@ -71,25 +71,6 @@ def measure_cell(
         right=tuple(zip(depths, by_depth.tolist(), strict=True)),
         peak_bytes=max(held) // len(texts),
     )
-
-
-@contextmanager
-def bytes_held(model: Any) -> Iterator[list[int]]:
-    """Bytes of the whole cache after each attention that runs in the block, before it evicts."""
-    held: list[int] = []
-
-    def note(_: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
-        held.append(cache_bytes(kwargs["past_key_values"]))
-
-    hooks = [
-        layer.self_attn.register_forward_hook(note, prepend=True, with_kwargs=True)
-        for layer in model.model.layers
-    ]
-    try:
-        yield held
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @torch.inference_mode()

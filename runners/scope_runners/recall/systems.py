@@ -17,7 +17,6 @@ from scope_rt.kv_cache.interface import KVCache
 from scope_rt.kv_cache.paged import PagedCache
 from scope_rt.kv_cache.policy import EvictionPolicy, HeavyHitters, RandomRows, sliding_window
 from scope_rt.lm.eviction import install_eviction_policy, remove_kv_eviction
-from scope_rt.lm.eviction_layer import EvictingLayer
 from scope_rt.lm.model_cache import GenerateCache
 from scope_rt.lm.model_rows import model_rows
 
@@ -95,19 +94,6 @@ def _storing(model: Any, system: str, *, batch: int, length: int) -> KVCache:
         )
     return ContiguousCache(
         rows.row_format, layers=rows.layers, batch=batch, max_tokens=length, device=model.device
-    )
-
-
-def cache_bytes(cache: Any) -> int:
-    """What `past_key_values` holds, with what eviction notes: ours is allocated whole."""
-    if isinstance(cache, GenerateCache):
-        return cache.cache.num_bytes
-    return sum(
-        layer.num_bytes
-        if isinstance(layer, EvictingLayer)
-        else layer.keys.nbytes + layer.values.nbytes
-        for layer in cache.layers
-        if layer.is_initialized
     )
 
 

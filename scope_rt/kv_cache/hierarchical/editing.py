@@ -154,8 +154,9 @@ class EditableContext:
             self.cache.fork()
             stack.callback(self.cache.discard)
             self.cache.truncate([start])
+            _wait_for(self.last_leaf)
             begin = clock()
-            self._compute(self.context, Span(start=start, end=start + self.chunk_leaves))
+            _wait_for(self._compute(self.context, Span(start=start, end=start + self.chunk_leaves)))
             return clock() - begin
 
     def fork(self) -> None:
@@ -190,8 +191,10 @@ class EditableContext:
         self.cache.truncate([start])
         with ExitStack() as stack:
             stack.callback(self._give_up, start)
-            last_leaf, reused = self._replay(new, start, names)
+            hits = self.cache.counters.prefix_hits
+            last_leaf = self._replay(new, start, names)
             stack.pop_all()
+        reused = self.cache.counters.prefix_hits - hits
         self._state = _State(new, names, last_leaf)
         computed = new.num_leaves - start - reused
         self.counters.full_recomputes += full
@@ -263,11 +266,9 @@ class EditableContext:
         spans = Span(start=start, end=new.num_leaves).cut(self.chunk_leaves)
         return [span for span in spans if not self._is_held(span, new, names)]
 
-    def _replay(
-        self, new: WorkingContext, start: int, names: Sequence[bytes]
-    ) -> tuple[Tensor | None, int]:
-        """Fill the cache from `start` on: the output at the last leaf, and leaves reused."""
-        last_leaf, reused = self._state.last_leaf if new.num_leaves else None, 0
+    def _replay(self, new: WorkingContext, start: int, names: Sequence[bytes]) -> Tensor | None:
+        """Fill the cache from `start` on: the output at the last leaf."""
+        last_leaf = self._state.last_leaf if new.num_leaves else None
         for span in Span(start=start, end=new.num_leaves).cut(self.chunk_leaves):
             rows = None
             if self.replaced is not None and self._is_held(span, new, names):
@@ -275,10 +276,8 @@ class EditableContext:
             if rows is None:
                 last_leaf = self._compute(new, span)
             else:
-                self.cache.truncate([rows.span.start])
                 self.cache.restore(rows)
-                reused += span.num_leaves
-        return last_leaf, reused
+        return last_leaf
 
     def _give_up(self, start: int) -> None:
         """Keep the rows that the old context shares."""
@@ -307,3 +306,8 @@ class EditableContext:
 
     def _share(self, nodes: int, context: WorkingContext) -> float:
         return nodes / max(1, sum(self.cache.hierarchy.counts(context.num_leaves)))
+
+
+def _wait_for(output: Tensor) -> None:
+    """Until it is there, and all that the device was asked to do before it: calls only launch."""
+    output[0].item()

@@ -76,12 +76,22 @@ class Hierarchy:
         return tuple(map(range, self.counts(span.start), self.counts(span.end)))
 
     def keys(self, span: Span) -> tuple[range, ...]:
-        """Nodes of every level that some node of the span may see: one run of each."""
-        firsts, _ = self._seen_by_leaves(torch.tensor([span.start]))
-        return tuple(
-            range(int(first), count)
-            for first, count in zip(firsts, self.counts(span.end), strict=True)
-        )
+        """Nodes of every level that some node of the span, or else the next leaf, sees: one run.
+
+        A level of which nothing is seen has an empty run, so full attention reads leaves alone.
+        """
+        leaves = torch.tensor([span.start, max(span.start, span.end - 1)])
+        firsts, ends = self._seen_by_leaves(leaves)
+        nodes, counts, runs = self.nodes(span), self.counts(span.end), []
+        for level, count in enumerate(counts):
+            above = nodes[level + 1] if level < self.top else range(0)
+            children = range(above.start * self.group, above.stop * self.group)
+            by_leaves = range(int(firsts[level][0]), min(count, int(ends[level][1])))
+            seen = [run for run in (by_leaves, nodes[level], children) if run]
+            runs.append(
+                range(min(r.start for r in seen), max(r.stop for r in seen)) if seen else range(0)
+            )
+        return tuple(runs)
 
     def mask(self, span: Span) -> Tensor:
         """Bool `[nodes of the span, keys of the span]`, both level by level: who sees whom."""

@@ -52,7 +52,7 @@ def test_a_view_shows_levels_one_behind_the_other() -> None:
     cache.advance()
     grow(cache, 8)
     # leaf 12 is next: it sees leaves 10.., and before them LOD1 from a multiple of 2 on, LOD2
-    assert cache.positions(0).tolist() == [[10, 11, 9, 11, 3, 7, 11]]
+    assert cache.positions(0).tolist() == [[10, 11, 9, 3, 7]]
     assert (cache.counters.rows_read, cache.counters.gathers) == (7, 1)
 
 
@@ -124,6 +124,24 @@ def test_rows_restore_only_where_they_were() -> None:
     cache.restore(saved)
     assert cache.digest() == before
     assert cache.counters.prefix_hits == 4
+    with pytest.raises(CacheError, match="rows from leaf 4 on, want 8, where the cache ends"):
+        cache.restore(saved)
+    assert cache.counters.prefix_hits == 4
+
+
+def test_restored_rows_replace_what_is_there_of_their_span_and_a_discard_brings_it_back() -> None:
+    cache = small_cache(HIERARCHY)
+    grow(cache, 8)
+    saved, whole = cache.save(Span(start=4, end=8)), cache.digest()
+    cache.truncate([4])
+    grow(cache, 2, seed=3)
+    half = cache.digest()
+    cache.fork()
+    cache.restore(saved)
+    assert cache.digest() == whole
+    assert cache.counters.prefix_hits == 2  # leaves 6 and 7: it lacked no more
+    cache.discard()
+    assert (cache.lengths, cache.digest()) == ((6,), half)
 
 
 def test_rows_may_be_quantized() -> None:

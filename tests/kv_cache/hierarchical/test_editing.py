@@ -1,4 +1,6 @@
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -203,18 +205,30 @@ def test_undo_takes_the_old_blocks_back() -> None:
     assert worst_difference(MODEL, STRICT, made) < 1e-10
 
 
+def test_an_undo_off_the_block_grid_counts_the_leaves_that_it_saved() -> None:
+    made = editable(tokens=TOKENS, undo_bytes=1 << 20)
+    made.edit([Collapse(6)])
+    computed = made.counters.computed_leaves
+    undone = made.edit([Expand(6)])
+    assert undone.first_dirty_leaf == 6
+    assert undone.reused_leaves == 14  # 6, 7 and blocks 8..11, 12..15, 16..19
+    assert made.cache.counters.prefix_hits == made.counters.reused_leaves == 14
+    assert made.counters.computed_leaves - computed == undone.computed_leaves == 4
+    assert worst_difference(MODEL, STRICT, made) < 1e-10
+
+
+def block_bytes() -> int:
+    """Of 4 leaves and what is above them."""
+    rows = small_cache(STRICT)
+    return sum(rows.format.bytes_per_row * rows.num_layers * count for count in STRICT.counts(4))
+
+
 def test_what_undo_may_keep_is_bounded_in_bytes() -> None:
-    made = editable(tokens=TOKENS)
-    made.edit([Collapse(0)])
-    rows = editable(tokens=TOKENS[:4]).cache
-    block_bytes = sum(
-        rows.format.bytes_per_row * count * rows.num_layers for count in STRICT.counts(4)
-    )
-    for max_bytes, kept in ((2 * block_bytes, 2), (block_bytes - 1, 0)):
+    for max_bytes, kept in ((2 * block_bytes(), 2), (block_bytes() - 1, 0)):
         made = editable(tokens=TOKENS, undo_bytes=max_bytes)
         made.edit([Collapse(0)])
         assert made.replaced is not None
-        assert (len(made.replaced), made.replaced.num_bytes) == (kept, kept * block_bytes)
+        assert (len(made.replaced), made.replaced.num_bytes) == (kept, kept * block_bytes())
     assert made.edit([Expand(0)]).reused_leaves == 0
 
 
@@ -292,7 +306,7 @@ def test_a_shorter_context_has_its_own_last_output(hierarchy: Hierarchy, bit_equ
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([99], "token: got 99, want 0 .. 10, the model's vocabulary"),
+        ([11], "token: got 11, want 0 .. 10, the model's vocabulary"),
         ([-1], "token: got -1, want a number from 0 on"),
         ([1, 2**70], "token: got 1180591620717411303424, want a number from 0 on"),
     ],
@@ -310,6 +324,17 @@ def test_a_token_that_the_model_lacks_is_refused_before_anything_is_touched(
     assert made.context is context
 
 
+def test_a_loaded_context_is_checked_for_tokens_that_the_model_lacks() -> None:
+    made = editable(tokens=TOKENS)
+    before, context = made.cache.digest(), made.context
+    for token in (-1, 11):
+        strange = WorkingContext.of(torch.tensor([*TOKENS, token]), group=2)
+        with pytest.raises(UserInputError, match=f"token: got {token}, want 0 .. 10"):
+            made.load(strange)
+    assert made.cache.digest() == before
+    assert made.context is context
+
+
 def test_a_context_of_another_group_and_more_levels_than_the_models_are_refused() -> None:
     made = editable(tokens=TOKENS)
     before = made.cache.digest()
@@ -320,14 +345,10 @@ def test_a_context_of_another_group_and_more_levels_than_the_models_are_refused(
         editable(Hierarchy(group=2, windows=(2, 3, 2, None)))
 
 
-@pytest.mark.parametrize("hierarchy", [STRICT, HIERARCHIES[-1]])
-@pytest.mark.parametrize("undo_bytes", [0, 1 << 20])
-def test_when_the_model_raises_the_context_is_the_old_one_and_its_rows_come_back(
-    hierarchy: Hierarchy, undo_bytes: int
-) -> None:
-    made = editable(hierarchy, tokens=TOKENS, undo_bytes=undo_bytes)
-    before, context, last_leaf = made.cache.digest(), made.context, made.last_leaf
-    raises = iter([False, True])  # in the second chunk, behind its first layer
+@contextmanager
+def model_raises_in_the_second_chunk() -> Iterator[None]:
+    """Behind its first layer, so that rows of one layer are written."""
+    raises = iter([False, True])
 
     def failing(*_: object) -> None:
         if next(raises):
@@ -335,13 +356,34 @@ def test_when_the_model_raises_the_context_is_the_old_one_and_its_rows_come_back
 
     hook = MODEL.blocks[1].register_forward_pre_hook(failing)
     with pytest.raises(MemoryError):
-        made.edit([Replace(12, (0,))])
+        yield
     hook.remove()
+
+
+@pytest.mark.parametrize("hierarchy", [STRICT, HIERARCHIES[-1]])
+@pytest.mark.parametrize("undo_bytes", [0, 1 << 20])
+def test_when_the_model_raises_the_context_is_the_old_one_and_its_rows_come_back(
+    hierarchy: Hierarchy, undo_bytes: int
+) -> None:
+    made = editable(hierarchy, tokens=TOKENS, undo_bytes=undo_bytes)
+    before, context, last_leaf = made.cache.digest(), made.context, made.last_leaf
+    with model_raises_in_the_second_chunk():
+        made.edit([Replace(12, (0,))])
     assert made.context is context
     assert torch.equal(made.last_leaf, last_leaf)
     made.load(context)
     assert made.cache.digest() == before
     assert worst_difference(MODEL, hierarchy, made) < 1e-10
+
+
+def test_undo_keeps_no_row_from_behind_the_end_of_the_cache() -> None:
+    made = editable(tokens=TOKENS, undo_bytes=3 * block_bytes())
+    with model_raises_in_the_second_chunk():
+        made.edit([Replace(12, (0,))])
+    assert made.cache.num_leaves == 12 < made.context.num_leaves
+    made.load(WorkingContext.of(TOKENS[:12], group=2))
+    assert made.append(TOKENS[12:]).reused_leaves == 4
+    assert worst_difference(MODEL, STRICT, made) < 1e-10
 
 
 def test_a_cleared_context_is_in_no_speculative_span() -> None:
@@ -392,6 +434,27 @@ def test_a_chunk_that_cannot_be_timed_leaves_no_speculative_span() -> None:
         made.time_chunk(-4, lambda: 0.0)
     assert made.cache.digest() == before
     made.fork()
+
+
+def test_a_chunk_is_timed_from_when_the_device_is_idle_until_its_result_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, events = editable(tokens=TOKENS), []
+    read = torch.Tensor.item
+
+    def item(tensor: torch.Tensor) -> object:
+        events.append("wait")
+        return read(tensor)
+
+    def clock() -> float:
+        events.append("clock")
+        return 0.0
+
+    monkeypatch.setattr(torch.Tensor, "item", item)
+    hook = MODEL.register_forward_hook(lambda *_: events.append("launched"))
+    made.time_chunk(8, clock)
+    hook.remove()
+    assert events == ["wait", "clock", "launched", "wait", "clock"]
 
 
 def test_single_precision_differs_by_rounding_only() -> None:

@@ -14,6 +14,7 @@ HIERARCHIES = (
     Hierarchy(group=3, windows=(5, 4, 2)),
     Hierarchy(group=2, windows=(4, None)),
     Hierarchy(group=2, windows=(None,)),
+    Hierarchy(group=2, windows=(None, 2, None)),  # summaries that no leaf sees
     Hierarchy(group=2, windows=(2, 3, 2, None)),
     Hierarchy(group=2, windows=(3, 2, None), near_causal=True),
 )
@@ -38,6 +39,22 @@ def test_the_mask_of_a_span_is_what_the_rules_say(
     for query, row in zip(queries, mask, strict=True):
         got = {keys[index] for index in row.nonzero().flatten().tolist()}
         assert got == seen_by(hierarchy, query, span.end)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hierarchy=st.sampled_from(HIERARCHIES),
+    start=st.integers(0, 30),
+    num_leaves=st.integers(1, 20),
+)
+def test_the_keys_of_every_level_begin_and_end_with_one_that_is_seen(
+    hierarchy: Hierarchy, start: int, num_leaves: int
+) -> None:
+    span = Span(start=start, end=start + num_leaves)
+    keys = hierarchy.keys(span)
+    for seen in hierarchy.mask(span).any(0).split([len(run) for run in keys]):
+        assert seen[:1].all()
+        assert seen[-1:].all()
 
 
 @pytest.mark.parametrize("hierarchy", [h for h in HIERARCHIES if not h.near_causal])
@@ -109,6 +126,10 @@ def test_a_span_is_cut_at_multiples() -> None:
 
 
 def test_full_attention_is_a_window_of_everything() -> None:
-    mask = Hierarchy(group=2, windows=(None, 2)).mask(Span(start=0, end=6))
+    hierarchy = Hierarchy(group=2, windows=(None, 2))
+    mask = hierarchy.mask(Span(start=0, end=6))
     assert torch.equal(mask[:6, :6], torch.ones(6, 6).tril().bool())
     assert not mask[:6, 6:].any()
+    for leaf, summaries in ((6, range(0)), (7, range(3, 4))):  # leaf 7 fills one
+        span = Span(start=leaf, end=leaf + 1)
+        assert hierarchy.keys(span) == (range(leaf + 1), summaries)
