@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,15 @@ from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.transition import Interpolation, Transition, TransitionSpec
+from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, answer
 from scope_rt.tensors import pack_tensor, unpack_tensor
 
 _CHECKSUM_BYTES = 16
 _COUNTS = ("next_call_id", "next_chunk_index", "cache_epoch", "next_start_frame", "chunks_in_epoch")
+
+
+class CheckpointError(ScopeError):
+    """The stream could not be saved. Free space or mend the disk, then resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +51,28 @@ class StreamState:
     memory: Mapping[str, Tensor]
 
 
-def num_chunks_saved(path: Path) -> int:
-    """How many chunks the stream of a checkpoint had brought; 0 where no checkpoint can be read."""
-    try:
-        saved = Checkpoint(path, {})._read()
-    except UserInputError:
+def num_chunks_saved(path: Path, *, unless_by: str | None = None) -> int:
+    """How many chunks the stream of a checkpoint had brought.
+
+    0 where no checkpoint can be read, or the run `unless_by` saved it.
+    """
+    saved = _readable(path)
+    if saved is None or saved["run_id"] == unless_by:
         return 0
-    return 0 if saved is None else int(saved["state"]["planner"]["next_chunk_index"])
+    return int(saved["state"]["planner"]["next_chunk_index"])
+
+
+def run_that_saved(path: Path) -> str | None:
+    """The `run_id` of whoever saved a checkpoint; None where no checkpoint can be read."""
+    saved = _readable(path)
+    return None if saved is None else str(saved["run_id"])
+
+
+def _readable(path: Path) -> dict[str, Any] | None:
+    try:
+        return Checkpoint(path, {})._read()
+    except UserInputError:
+        return None
 
 
 class Checkpoint:
@@ -66,25 +87,27 @@ class Checkpoint:
         """`run_id` is the same for every start of the ranks by one launcher."""
         self.path = path
         self._identity, self._run_id = dict(identity), run_id
+        self._wanted = b""
 
     def save(self, state: StreamState) -> None:
         """Replace what was saved.
 
         Raises:
-            ScopeError: the file cannot be written; the one before is still there.
+            CheckpointError: the file cannot be written, or the disk gives no answer within
+                `STALL_TIMEOUT_S`; the one before is still there.
         """
         packed = msgpack.packb(
             {"identity": self._identity, "run_id": self._run_id, "state": _plain(state)},
             default=pack_tensor,
         )
-        partial = self.path.with_name(self.path.name + ".partial")
+        self._wanted = _checksum(packed) + packed
         try:
-            partial.write_bytes(_checksum(packed) + packed)
-            os.replace(partial, self.path)
+            answer(self._disk.submit(self._replace, self._wanted), timeout_s=STALL_TIMEOUT_S)
         except OSError as error:
-            partial.unlink(missing_ok=True)
-            raise ScopeError(
-                f"cannot write the checkpoint {self.path}: {error.strerror}; free space there"
+            self._wanted = b""
+            raise CheckpointError(
+                f"cannot write the checkpoint {self.path} ({error.strerror}); free space there or "
+                "mend the disk, then resume"
             ) from error
 
     def load(self, settings: StreamSettings) -> StreamState | None:
@@ -114,6 +137,23 @@ class Checkpoint:
     def clear(self) -> None:
         """There is nothing to go on with."""
         self.path.unlink(missing_ok=True)
+
+    @cached_property
+    def _disk(self) -> DaemonExecutor:
+        """Most who read a checkpoint never save one."""
+        return DaemonExecutor("checkpoint")
+
+    def _replace(self, content: bytes) -> None:
+        partial = self.path.with_name(self.path.name + ".partial")
+        try:
+            # A new file: a write that stalled may still come, into the one it opened.
+            partial.unlink(missing_ok=True)
+            partial.write_bytes(content)
+            if content is self._wanted:  # or it was this one, and nobody counts on it any more
+                os.replace(partial, self.path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
     @property
     def _fix(self) -> str:

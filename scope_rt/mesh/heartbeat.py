@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
 from scope_rt.mesh.rendezvous import Meeting, named
-from scope_rt.mesh.sockets import bound_reads, open_sockets
 
 BEATS_PER_BOUND = 10
 _GONE = 1 << 40
@@ -46,9 +45,7 @@ class Heartbeat:
         Raises:
             LinkTimeoutError: the store does not answer.
         """
-        others = open_sockets()
         self._store = meeting.connect(timeout_s=bound_s)
-        bound_reads(open_sockets() - others, timeout_s=bound_s)
         self._point, self._rank, self._bound_s = meeting.point, meeting.rank, bound_s
         self._peers = [peer for peer in range(meeting.world_size) if peer != meeting.rank]
         self._abort, self._is_over = abort, is_over

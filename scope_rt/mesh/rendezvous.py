@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
-from scope_rt.mesh.sockets import bound_reads, open_sockets, shut_down
+from scope_rt.mesh.sockets import bound_reads, connections_to, shut_down
 
 POLL_S = 0.02
 _GRACE_S = 1.0
@@ -108,9 +108,14 @@ class Meeting:
     """The same for every start of the ranks by one launcher, whoever counts restarts how."""
 
     def connect(self, *, timeout_s: float) -> Store:
-        """The same keys over a connection of its own."""
-        client = self.point.connect(deadline_s=time.monotonic() + timeout_s)
-        return PrefixStore(self.name, client)
+        """The same keys over a connection of its own; later calls on it are bounded as well.
+
+        Raises:
+            LinkTimeoutError: the store gave no answer within `timeout_s`.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with _all_calls_end(self.point, timeout_s=timeout_s, reads_s=timeout_s):
+            return PrefixStore(self.name, self.point.connect(deadline_s=deadline_s))
 
 
 def host_store() -> TCPStore:
@@ -134,29 +139,29 @@ def meet(point: MeetingPoint, *, rank: int, world_size: int, timeout_s: float) -
         LinkError: rank0 cannot host the store.
     """
     deadline_s = time.monotonic() + timeout_s
-    with _all_calls_end(timeout_s):
+    with _all_calls_end(point, timeout_s=timeout_s, reads_s=timeout_s + _GRACE_S):
         return _met(point, rank, world_size, timeout_s=timeout_s, deadline_s=deadline_s)
 
 
 @contextmanager
-def _all_calls_end(timeout_s: float) -> Iterator[None]:
+def _all_calls_end(point: MeetingPoint, *, timeout_s: float, reads_s: float) -> Iterator[None]:
     """A store that was stopped takes a connection and answers never; no timeout of its own ends
     that call. So its connections are ended, as often as the client makes new ones, and later reads
-    on them are bounded as well.
+    on them by `reads_s`. They are told by the port: a name may have many addresses.
     """
-    others = open_sockets()
+    others = connections_to(point.port)
     is_over = threading.Event()
 
     def end() -> None:
         left_s = timeout_s + _GRACE_S
         while not is_over.wait(left_s):
-            shut_down(open_sockets() - others)
+            shut_down(connections_to(point.port) - others)
             left_s = POLL_S
 
     threading.Thread(target=end, name="meeting-deadline", daemon=True).start()
     try:
         yield
-        bound_reads(open_sockets() - others, timeout_s=timeout_s + _GRACE_S)
+        bound_reads(connections_to(point.port) - others, timeout_s=reads_s)
     finally:
         is_over.set()
 

@@ -38,7 +38,8 @@ class OpenSocket:
         try:
             if OpenSocket.at(copy).identity != self.identity:
                 raise OSError(f"file descriptor {self.number} stands for something else by now")
-            borrowed = socket.socket(fileno=copy)
+            # Said to be non-blocking, it is left as it is: its mode is the other copy's too.
+            borrowed = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
         except OSError:
             os.close(copy)
             raise
@@ -56,6 +57,16 @@ def open_sockets() -> frozenset[OpenSocket]:
                 with candidate.borrowed() as borrowed:
                     if borrowed.family in _TCP:
                         found.add(candidate)
+    return frozenset(found)
+
+
+def connections_to(port: int) -> frozenset[OpenSocket]:
+    """Those of them whose other end has the number `port`, on whatever host."""
+    found = set()
+    for each in open_sockets():
+        with suppress(OSError), each.borrowed() as borrowed:
+            if borrowed.getpeername()[1] == port:
+                found.add(each)
     return frozenset(found)
 
 

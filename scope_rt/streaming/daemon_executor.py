@@ -1,13 +1,44 @@
-"""A disk that never answers holds up no exit: the one thread here ends with its process."""
+"""A disk that never answers holds up no stream for ever, and no exit.
 
+Calls to it run on a daemon thread, which ends with its owner or with its process.
+"""
+
+import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+_Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
+STALL_TIMEOUT_S = 60.0
+"""How long one answer of a disk is waited for while a stream runs."""
+
+
+class StallError(TimeoutError):
+    """A disk gave no answer; the call to it may still be under way."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"no answer from the disk for {timeout_s:g} s")
+        self.strerror = str(self)
+
+
+def answer(future: Future[T], *, timeout_s: float) -> T:
+    """What a call to a disk returned.
+
+    Raises:
+        StallError: an `OSError` that says so, after `timeout_s`.
+    """
+    try:
+        return future.result(timeout=timeout_s)
+    except TimeoutError:
+        if future.done():  # an answer after all, or it is the disk's own error
+            return future.result()
+        future.cancel()  # what nobody waits for any more must not begin later
+        raise StallError(timeout_s) from None
 
 
 class DaemonExecutor(Executor):
@@ -17,34 +48,49 @@ class DaemonExecutor(Executor):
     """
 
     def __init__(self, name: str) -> None:
-        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._futures: list[Future[Any]] = []
-        Thread(target=self._run, name=name, daemon=True).start()
+        self._calls = _Calls()
+        self._pending: set[Future[Any]] = set()
+        self._thread = threading.Thread(target=_run, args=(self._calls,), name=name, daemon=True)
+        self._thread.start()
+        weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Queue a call."""
         future: Future[T] = Future()
-        self._futures = [each for each in self._futures if not each.done()] + [future]
-        self._queue.put((future, lambda: fn(*args, **kwargs)))
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        self._calls.put((future, lambda: fn(*args, **kwargs)))
         return future
+
+    def cancel(self) -> None:
+        """Forget what is queued; what is running goes on."""
+        for future in tuple(self._pending):
+            future.cancel()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the thread after what is queued; `wait` has nothing to wait for and is ignored."""
         if cancel_futures:
-            for future in self._futures:
-                future.cancel()
-        self._queue.put(None)
+            self.cancel()
+        self._calls.put(None)
 
     def settle(self, *, timeout_s: float) -> None:
-        """Give what is queued `timeout_s` to end."""
-        wait(self._futures, timeout=timeout_s)
+        """Give what is queued `timeout_s` to end; its own thread need not wait for itself."""
+        if threading.current_thread() is not self._thread:
+            wait(tuple(self._pending), timeout=timeout_s)
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            future, call = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - the caller's to see, whatever it is
-                future.set_exception(error)
+
+def _run(calls: _Calls) -> None:
+    while (item := calls.get()) is not None:
+        _complete(*item)
+        del item  # or the last call and its owner would live until the next one
+
+
+def _complete(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - the caller's to see, whatever it is
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -7,7 +7,6 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from fractions import Fraction
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scope_contracts.errors import ScopeError, UserInputError
-from scope_rt.streaming.daemon_executor import DaemonExecutor
+from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.streaming.encoder import SegmentEncoder
 from scope_rt.streaming.segments import CODEC_OF_SUFFIX, SegmentJournal
 from scope_rt.streaming.trace import NullTrace, Trace
@@ -52,14 +51,15 @@ class VideoWriter:
         trace: Trace | None = None,
         resume: bool = False,
         keep_on_error: bool = False,
-        stall_timeout_s: float = 60.0,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         """Prepare `path` for frames of `width` x `height` pixels at `fps` frames per second.
 
         `scale` repeats every pixel that many times each way; by default enough for the short side
         to reach 256 pixels, so that a person can see a small model's output.
         `resume` goes on after the whole chunks of a writer that died or was suspended; without it
-        what such a writer left is removed. `stall_timeout_s` bounds the wait for one chunk.
+        what such a writer left is removed. `stall_timeout_s` bounds the wait for one chunk, and at
+        the end that for the disk to let go.
         Raises `UserInputError` for a path, size or rate that cannot be recorded, a path that has a
         living writer, and a recording that cannot be resumed.
         """
@@ -99,7 +99,9 @@ class VideoWriter:
             self,
             _leave,
             self._thread,
-            self._journal.release if keep_on_error else self._journal.remove,
+            self._encoder,
+            self._journal,
+            keep=keep_on_error,
             timeout_s=stall_timeout_s,
         )
         self._open = True
@@ -223,23 +225,21 @@ class VideoWriter:
     def _finish_oldest(self) -> None:
         """Wait for the oldest queued chunk; on its failure end the recording."""
         try:
-            self._queued[0].result(timeout=self._stall_timeout_s)
+            answer(self._queued[0], timeout_s=self._stall_timeout_s)
         except _DISK_ERRORS as error:
             raise self._failure(error) from error
         self._queued.popleft()
 
     def _failure(self, error: Exception) -> RecordingError:
         """End the recording, keeping its whole chunks, and say so in one sentence."""
-        stalled = isinstance(error, TimeoutError)
-        reason = f"no answer from the disk for {self._stall_timeout_s:g} s" if stalled else error
-        self._end(keep=True, patience_s=0.0 if stalled else self._stall_timeout_s)
+        self._end(keep=True, patience_s=0.0 if isinstance(error, StallError) else None)
         kept = (
             f"its first {self.durable_chunks} chunks are kept for a resume"
             if self.durable_chunks
             else "nothing is kept"
         )
         return RecordingError(
-            f"{self.path}: writing the video stopped ({reason}), {kept}; "
+            f"{self.path}: writing the video stopped ({error}), {kept}; "
             "free disk space or choose another output"
         )
 
@@ -247,23 +247,43 @@ class VideoWriter:
         """Stop the thread, giving its running chunk `patience_s`, and let go of the files."""
         self._open = False
         self._at_exit.detach()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.cancel()
         running = [chunk for chunk in self._queued if not chunk.cancelled()]
         patience_s = self._stall_timeout_s if patience_s is None else patience_s
-        if not wait(running, timeout=patience_s).not_done:
-            with suppress(*_DISK_ERRORS):  # beyond the last whole chunk nothing is needed
-                self._encoder.close()
+        is_stalled = bool(wait(running, timeout=patience_s).not_done)
         self._queued.clear()
-        if keep and self.durable_chunks:
-            self._journal.release()
-        else:
-            self._journal.remove()
+        encoder = None if is_stalled else self._encoder
+        disk = DaemonExecutor("video-writer-end") if is_stalled else self._thread
+        # The lock ends with the process at the latest, and the next writer removes what is left.
+        with self._thread, suppress(StallError):
+            let_go = disk.submit(_let_go, encoder, self._journal, keep=keep)
+            answer(let_go, timeout_s=self._stall_timeout_s)
 
 
-def _leave(thread: DaemonExecutor, let_go: Callable[[], None], *, timeout_s: float) -> None:
-    """Nobody ended this recording: write what is queued, if the disk will, and let go."""
+def _leave(
+    thread: DaemonExecutor,
+    encoder: SegmentEncoder,
+    journal: SegmentJournal,
+    *,
+    keep: bool,
+    timeout_s: float,
+) -> None:
+    """Nobody ended this recording: write what is queued, if it is to be kept, and let go."""
+    if not keep:
+        thread.cancel()
+    thread.submit(_let_go, encoder, journal, keep=keep)
     thread.settle(timeout_s=timeout_s)
-    let_go()
+
+
+def _let_go(encoder: SegmentEncoder | None, journal: SegmentJournal, *, keep: bool) -> None:
+    """Leave the whole chunks to a later writer, or nothing."""
+    if encoder is not None:
+        with suppress(*_DISK_ERRORS):  # beyond the last whole chunk nothing is needed
+            encoder.close()
+    if keep and journal.num_chunks:
+        journal.release()
+    else:
+        journal.remove()
 
 
 def check_recordable(

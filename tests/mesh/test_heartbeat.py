@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -100,6 +101,18 @@ def test_a_store_that_does_not_answer_is_named(signum: signal.Signals) -> None:
         said = str(pulse.heartbeat.lost)
         assert re.match(r"the store at 127.0.0.1:\d+ did not answer for 1.0 s", said)
         pulse.heartbeat.stop()
+
+
+def test_a_store_that_was_stopped_after_the_meeting_is_not_waited_for() -> None:
+    with store_elsewhere() as (process, point), ThreadPoolExecutor(1) as pool:
+        meeting, _ = meet_two(point)
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            pulse = pool.submit(Pulse.of, meeting)
+            with pytest.raises(LinkTimeoutError, match=f"{point.port} does not answer"):
+                pulse.result(timeout=30)
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
 
 
 class SlowStore:

@@ -3,14 +3,17 @@
 import os
 import signal
 import socket
+import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
 from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, host_store, meet
-from tests.mesh.meetings import meet_all, point_at, store_elsewhere
+from scope_rt.mesh.sockets import connections_to
+from tests.mesh.meetings import meet_all, meet_two, point_at, store_elsewhere
 
 
 def names_of(meetings: list[Meeting | BaseException]) -> set[str]:
@@ -83,6 +86,44 @@ def test_a_store_that_was_stopped_is_waited_for_no_longer_than_asked(after_s: fl
             pytest.raises(LinkTimeoutError, match="does not answer"),
         ):
             pool.submit(meet, point, rank=0, world_size=2, timeout_s=1.5).result(timeout=15)
+
+
+@pytest.mark.parametrize("all_come", [True, False])
+def test_a_meeting_leaves_connections_that_are_not_its_own_alone(all_come: bool) -> None:
+    with store_elsewhere() as (process, point), socket.create_server(("127.0.0.1", 0)) as server:
+        with ThreadPoolExecutor(1) as pool:
+            patience_s = 20.0 if all_come else 1.5
+            meeting = pool.submit(meet, point, rank=0, world_size=2, timeout_s=patience_s)
+            while not connections_to(point.port) and not meeting.done():
+                time.sleep(0.01)
+            here, there = socket.create_connection(server.getsockname()), server.accept()[0]
+            if all_come:
+                meet(point, rank=1, world_size=2, timeout_s=20)
+                meeting.result(timeout=20)
+            else:
+                os.kill(process.pid, signal.SIGSTOP)
+                with pytest.raises(LinkTimeoutError):
+                    meeting.result(timeout=10)
+        with here, there:
+            unbounded = bytes(struct.calcsize("ll"))
+            assert (
+                here.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, len(unbounded)) == unbounded
+            )
+            here.sendall(b"x")
+            assert there.recv(1) == b"x"
+
+
+def test_a_default_timeout_of_the_process_is_none_of_the_stores() -> None:
+    store = host_store()
+    socket.setdefaulttimeout(5)
+    try:
+        first, second = meet_two(point_at(store.port))
+        late = threading.Timer(0.5, second.store.set, ("late", "here"))
+        late.start()
+        assert first.store.get("late") == b"here"
+        late.join()
+    finally:
+        socket.setdefaulttimeout(None)
 
 
 def test_a_taken_port_is_named() -> None:

@@ -1,3 +1,4 @@
+import gc
 import os
 import shutil
 import subprocess
@@ -145,6 +146,97 @@ def test_a_process_that_dies_of_an_exception_leaves_nothing(tmp_path: Path) -> N
     finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert finished.stderr.rstrip().endswith("MemoryError: not handled")
     assert list(tmp_path.iterdir()) == []
+
+
+def wait_for_no_thread_of_a_writer() -> None:
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "video-writer":
+            thread.join(timeout=20)
+            assert not thread.is_alive()
+
+
+def num_open_files(folder: Path) -> int:
+    """How many file descriptors of this process stand for a file in `folder`."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sum(os.readlink(link).startswith(str(folder)) for link in links)
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1])
+def test_a_writer_that_nobody_holds_any_more_lets_go(tmp_path: Path, num_chunks: int) -> None:
+    path = tmp_path / "video.mp4"
+    writer = VideoWriter(path, width=SIDE, height=SIDE, fps=16, keep_on_error=True)
+    for _ in range(num_chunks):
+        writer.write(moving_square(2))
+        writer._drain()
+    assert num_open_files(tmp_path) == 2
+    del writer
+    wait_for_no_thread_of_a_writer()
+    assert num_open_files(tmp_path) == 0
+    with VideoWriter(path, width=SIDE, height=SIDE, fps=16, resume=True) as resumed:
+        assert resumed.held_chunks == num_chunks
+
+
+def test_a_writer_that_nobody_holds_any_more_ends_the_chunk_it_is_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, gate = tmp_path / "video.mp4", threading.Event()
+    encode = VideoWriter._encode
+
+    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8]) -> None:
+        assert gate.wait(timeout=20)
+        encode(writer, frames_THWC)
+
+    monkeypatch.setattr(VideoWriter, "_encode", gated)
+    writer = VideoWriter(path, width=SIDE, height=SIDE, fps=16, keep_on_error=True)
+    writer.write(moving_square(2))
+    del writer
+    gate.set()
+    wait_for_no_thread_of_a_writer()
+    with VideoWriter(path, width=SIDE, height=SIDE, fps=16, resume=True) as resumed:
+        assert resumed.held_chunks == 1
+
+
+def test_a_writer_whose_chunk_failed_unseen_lets_go_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fail(writer: VideoWriter, frames_THWC: NDArray[np.uint8]) -> None:
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(VideoWriter, "_encode", fail)
+    writer = writer_for(tmp_path / "video.mp4")
+    writer.write(moving_square(2))
+    assert failed.wait(timeout=20)
+    writer._thread.settle(timeout_s=20)
+    del writer
+    wait_for_no_thread_of_a_writer()
+    writer_for(tmp_path / "video.mp4").abort()
+
+
+@pytest.mark.parametrize(("keep", "want"), [(False, 1), (True, 3)])
+def test_an_exit_encodes_what_is_queued_only_to_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool, want: int
+) -> None:
+    begun, gate, encoded = threading.Event(), threading.Event(), []
+
+    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8]) -> None:
+        begun.set()
+        assert gate.wait(timeout=20)
+        encoded.append(len(frames_THWC))
+
+    monkeypatch.setattr(VideoWriter, "_encode", gated)
+    writer = VideoWriter(
+        tmp_path / "video.mp4", width=SIDE, height=SIDE, fps=16, keep_on_error=keep
+    )
+    for _ in range(3):
+        writer.write(moving_square(2))
+    assert begun.wait(timeout=20)
+    threading.Timer(0.2, gate.set).start()
+    writer._at_exit()  # as the interpreter does
+    assert len(encoded) == want
 
 
 def test_a_full_queue_waits_and_says_for_how_long(
