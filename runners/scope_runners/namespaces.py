@@ -19,7 +19,12 @@ from scope_contracts.errors import UserInputError
 
 INTERFACE = "cable0"
 """What each host calls its end of the cable."""
+_MAX_RESTARTS = 3
+"""Of torchrun, in the life of a stream."""
 _NETWORK = "192.0.2.{}/24"
+_PORT = 29400
+_LONGEST_CUT_S = 900
+"""After so long without its store, torchrun itself gives up (by default, after 60 s)."""
 _END_S = 10.0
 
 
@@ -46,6 +51,21 @@ class Host:
     def processes(self) -> list[int]:
         """Ids of the processes that run there."""
         return [int(pid) for pid in _ip("netns", "pids", self.name).split()]
+
+
+def torchrun(host: Host, *, store: Host, num_ranks: int, program: Sequence[str]) -> list[str]:
+    """The command that a host of two runs: `program`, a module and its arguments, as `num_ranks`
+    ranks, which meet those of the other host at `store`."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes", "2", "--nproc-per-node", str(num_ranks)),
+        *("--max-restarts", str(_MAX_RESTARTS)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{store.address}:{_PORT}"),
+        *("--rdzv-id", "two-hosts"),
+        f"--rdzv-conf=is_host={int(host == store)},read_timeout={_LONGEST_CUT_S}",
+        *("--local-addr", host.address),
+        *("-m", *program),
+    ]
 
 
 class CabledHosts:

@@ -8,6 +8,7 @@ well again, and what was shown must equal a replay that recomputes at the same c
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,8 +26,10 @@ from scope_contracts.recording import Finished, Opened, Record
 from scope_contracts.recording_file import RecordingReader
 from scope_rt.mesh.topology import PIPELINED, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED
+from scope_runners.arguments import fresh_folder, positive_number
+from scope_runners.break_it.machines import FAR_IS_SILENT, STORE_IS_SILENT
 from scope_runners.main import FAILED, guarded
-from scope_runners.namespaces import INTERFACE, CabledHosts, Host
+from scope_runners.namespaces import INTERFACE, CabledHosts, torchrun
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
 from scope_runners.replay_process import replayed
 from scope_runners.request import CommandParser, positive
@@ -43,10 +46,6 @@ _ENVIRON = {
     # Else a torchrun that was started again waits for keys that the other one never writes.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
-_PORT = 29400
-_MAX_RESTARTS = 3
-_LONGEST_CUT_S = 900
-"""After so long without its store, torchrun itself gives up (by default, after 60 s)."""
 _FAULT_CHUNK = 8
 _MOST_S = 300.0
 """For anything that is waited for."""
@@ -88,18 +87,23 @@ class _Console(threading.Thread):
         return next(((at_s - after_s, line) for at_s, line in told), None)
 
 
-def torchrun(host: Host, *, store: Host, num_ranks: int, arguments: Sequence[str]) -> list[str]:
-    """The command that a host of two runs."""
-    return [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes", "2", "--nproc-per-node", str(num_ranks)),
-        *("--max-restarts", str(_MAX_RESTARTS)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{store.address}:{_PORT}"),
-        *("--rdzv-id", "two-hosts"),
-        f"--rdzv-conf=is_host={int(host == store)},read_timeout={_LONGEST_CUT_S}",
-        *("--local-addr", host.address),
-        *("-m", "scope_runners.stream", *arguments),
-    ]
+def misnamed(hosts: Sequence[HostReport], *, fault: Fault, topology: Topology) -> Iterator[str]:
+    """Complaints about hosts that named another loss than the one there was."""
+    for host in hosts:
+        culprit = _culprit(fault, topology, is_first=host.host == "a")
+        if host.named_s is not None and not re.search(culprit, host.said):
+            yield f"host {host.host} says {host.said!r}, want {culprit!r}"
+
+
+def _culprit(fault: Fault, topology: Topology, *, is_first: bool) -> str:
+    """What a host must say: a regular expression."""
+    match fault:
+        case Fault.CABLE:
+            return FAR_IS_SILENT if is_first else STORE_IS_SILENT
+        case Fault.RANK:
+            return rf"\branks? {topology.leader}(, \d+)* closed the connection"
+        case Fault.HOST:  # whose processes may go in any order
+            return r"\branks? [1-9][\d, ]* closed the connection"
 
 
 class _Run:
@@ -115,7 +119,7 @@ class _Run:
         self._arguments = ["--resume", "--record", str(self.recording)]
         self._arguments += ["--out", str(self.folder / "stream.mp4"), "--json"]
         self._arguments += ["--plan", args.plan, "--tp", str(args.tp), "--model", args.model]
-        self._arguments += ["--seconds", f"{args.seconds:g}"]
+        self._arguments += ["--seconds", f"{args.seconds:f}"]
         self._arguments += ["--prompt", "a red circle, fast, on navy"]
         self.fault_s = self.restored_s = 0.0
         self.consoles: list[_Console] = []
@@ -124,7 +128,6 @@ class _Run:
 
     def run(self) -> None:
         """Stream, break it, and wait for the end."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         with CabledHosts() as cabled:
             self._processes = [self._start(cabled, letter) for letter in "ab"]
             _wait(lambda: self._num_finished() > _FAULT_CHUNK, self._processes, "chunks")
@@ -163,7 +166,7 @@ class _Run:
                 host,
                 store=first,
                 num_ranks=1 if host == first else self.topology.tp_degree,
-                arguments=self._arguments,
+                program=("scope_runners.stream", *self._arguments),
             ),
             environ=_ENVIRON,
             output=subprocess.PIPE,
@@ -235,6 +238,7 @@ def _complaints(
     run: _Run, hosts: Sequence[HostReport], stream: RecordedStream, again: dict[str, Any] | None
 ) -> Iterator[str]:
     bound_s = CUT_NAMED_S if run.fault is Fault.CABLE else KILL_NAMED_S
+    yield from misnamed(hosts, fault=run.fault, topology=run.topology)
     for host in hosts:
         if host.code:
             yield f"host {host.host} ended with {host.code}"
@@ -270,8 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.plan not in PIPELINED:
         raise UserInputError(f"--plan {args.plan} has rank0 generate; choose pp0 or pp1")
-    if args.out.exists() and not (args.out.is_dir() and not any(args.out.iterdir())):
-        raise UserInputError(f"{args.out} is not an empty folder; choose another --out")
+    fresh_folder(args.out)
     run = _Run(args)
     run.run()
     report = _judge(run)
@@ -284,9 +287,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--plan", type=plan_named, default=PlanId.PP0, help="pp0 (default) or pp1")
     add("--tp", type=positive, default=1, help="generator ranks, all on the second host")
-    add("--seconds", type=float, default=45.0, metavar="S", help="length of the video")
+    add("--seconds", type=positive_number, default=45.0, metavar="S", help="length of the video")
     add("--fault", type=Fault, choices=tuple(Fault), default=Fault.CABLE, help="(default cable)")
-    add("--lasts", type=float, default=12.0, metavar="S", help="until cable or host are back")
+    add("--lasts", type=positive_number, default=12.0, metavar="S", help="until it is mended")
     add("--model", default=EMBEDDED, metavar="FOLDER", help="a model folder (default: embedded)")
     add(
         "--out",

@@ -3,11 +3,13 @@
 import argparse
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from scope_contracts.errors import UserInputError
+from scope_runners.break_it import command
 from scope_runners.break_it.catalogue import CASES, chosen
 from scope_runners.break_it.command import add_break_it_arguments, run_break_it
 from scope_runners.break_it.suite import Suite
@@ -57,6 +59,25 @@ def test_every_name_stands_once_and_fits_its_column() -> None:
 def test_what_cannot_be_run_is_one_sentence(arguments: list[str], sentence: str) -> None:
     with pytest.raises(UserInputError, match=sentence):
         run(*arguments)
+
+
+def test_a_bound_that_no_clock_can_wait_for_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["break-it", "1", "--bound", "inf"]) == 2
+    assert "--bound: 'inf' is not a number above 0" in capsys.readouterr().err
+
+
+def test_what_fails_before_the_first_fault_leaves_no_folder(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(model: object, into: Path) -> Path:
+        into.mkdir()
+        raise OSError("no space is left")
+
+    monkeypatch.setattr(command, "rebuilding_twin", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="no space"):
+        run("1", "--model", str(suite.driver.model))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_when_nothing_could_be_tried_that_is_said_and_is_exit_code_1(

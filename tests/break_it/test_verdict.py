@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from scope_rt.faults import FaultPoint, Happened, at
+from scope_rt.tripwires import Tripwire
 from scope_runners.break_it.catalogue import case_named
+from scope_runners.break_it.detectors import Outcome, Trial, TrialResult, judge_trial
 from scope_runners.break_it.events import Event, EventKind
 from scope_runners.break_it.observation import Observation
 from scope_runners.break_it.scenario import (
     PP0,
+    TP2,
     Case,
     Expected,
     Pace,
@@ -248,6 +251,38 @@ def test_both_hosts_of_a_cut_cable_have_the_one_bound() -> None:
 
     assert told(4.8, 5.5) == ()
     assert told(4.8, 9.9) == ("rank 1 said so after 9.9 s, want 6 s",)
+
+
+def test_a_setting_has_happened_when_every_rank_has_come_with_it() -> None:
+    case = case_named("backend-mismatch")
+    scenario = case.build(TP2, PACE)
+    assert scenario is not None
+    opening = [
+        Event(kind=EventKind.OPENING, rank=rank, attempt=0, at_s=10.0 + rank) for rank in (0, 1)
+    ]
+    refused = [failed(rank, "ParityError", at_s=11.5) for rank in (0, 1)]
+    result = judge(case, scenario, seen(*opening, *refused, happened=()), {})
+    assert (result.complaints, result.has_happened, result.detected_s) == ((), True, 0.5)
+    result = judge(case, scenario, seen(opening[0], *refused, happened=()), {})
+    assert (result.complaints, result.has_happened) == (("the fault did not happen",), False)
+
+
+def without_its_tripwire(observation: Observation) -> TrialResult:
+    trial = Trial(disarmed=(Tripwire.HEARTBEAT,), case="stop/follower")
+    armed, disarmed = judged(A_REFUSAL), judged(observation)
+    return judge_trial(trial, armed=armed, disarmed=disarmed, seen=observation, chunk_s=0.2)
+
+
+def test_a_run_that_was_ended_before_its_fault_shows_nothing_of_a_detector() -> None:
+    hung = replace(seen(emitted(0)), is_hung=True)
+    shown = without_its_tripwire(hung)
+    assert (shown.outcome, shown.shows_it) == (Outcome.HANG, True)
+    slow = without_its_tripwire(replace(hung, happened=()))
+    assert (slow.outcome, slow.shows_it) == (Outcome.NOTHING, False)
+    assert slow.what_happened == "the fault did not happen"
+    failed_early = with_more(replace(hung, happened=()), failed(0, "LinkTimeoutError", text="why"))
+    told = without_its_tripwire(failed_early).what_happened
+    assert told == "the fault did not happen; rank 0: LinkTimeoutError: why"
 
 
 def test_faults_that_come_to_nothing_or_are_only_measured_are_not_counted_as_caught() -> None:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from scope_rt.faults import FaultPoint, at
-from scope_runners.soak import run
+from scope_runners.soak import memory, run
 from scope_runners.soak.chaos import Chaos
 from scope_runners.soak.diary import Diary, Shown, Weighed
 from scope_runners.soak.job import SoakJob
 from scope_runners.soak.memory import LAUNCHER, MOST_GROWTH_BYTES, growths
 from scope_runners.soak.recovery import untried
-from scope_runners.soak.report import SoakReport, report
+from scope_runners.soak.report import SoakReport, report, table
 from scope_runners.soak.schedule import FaultKind, PlannedFault
 from tests.tiny_folder import write_tiny_folder
 
@@ -163,6 +163,20 @@ def test_every_check_can_fail(
     complaint: str,
 ) -> None:
     assert complaint in judged(soaked, tmp_path / "edited", edit)
+
+
+def weigh_no_rank(lines: list[Plain]) -> None:
+    lines[:] = [line for line in lines if line["kind"] != "weighed" or line["rank"] < 0]
+
+
+def test_memory_is_not_called_flat_for_ranks_that_nobody_has_weighed(
+    soaked: tuple[Path, Plain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert judged(soaked, tmp_path / "short", weigh_no_rank) == ""
+    said = table(verdict(tmp_path / "short")).splitlines()[-1]
+    assert said.endswith(", no rank lived long enough to tell")
+    monkeypatch.setattr(memory, "LONG_S", 0.0)
+    assert "no rank was seen for long enough" in judged(soaked, tmp_path / "long", weigh_no_rank)
 
 
 def test_a_recording_that_lacks_its_end_is_a_complaint(

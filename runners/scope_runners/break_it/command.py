@@ -15,6 +15,7 @@ from scope_rt.mesh.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
 from scope_rt.tripwires import Tripwire
+from scope_runners.arguments import positive_number
 from scope_runners.break_it import recompute_frequency
 from scope_runners.break_it.catalogue import CASES, chosen
 from scope_runners.break_it.detectors import TrialResult, detectors_table
@@ -67,7 +68,7 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", default="a red circle", help="words that the model's text encoder knows")
     add(
         "--bound",
-        type=positive,
+        type=positive_number,
         default=BOUND_S,
         metavar="SECONDS",
         help=f"one start of the ranks that takes longer is called hung (default {BOUND_S})",
@@ -90,16 +91,16 @@ def run_break_it(namespace: argparse.Namespace) -> int:
     model, topology = ModelFolder.open(namespace.model), _topology(namespace)
     for degree in {(topology or case.natural).tp_degree for case in cases}:
         check_degree(model.config, degree)
-    folder = Path(mkdtemp(prefix="scope-break-it-"))
-    driver = Driver(
-        model=model.path,
-        rebuilding_model=rebuilding_twin(model, folder / "rebuilding"),
-        prompt=namespace.prompt,
-        folder=folder,
-        bound_s=namespace.bound,
-    )
-    suite, is_kept = Suite(driver=driver, topology=topology), False
+    folder, is_kept = Path(mkdtemp(prefix="scope-break-it-")), False
     try:
+        driver = Driver(
+            model=model.path,
+            rebuilding_model=rebuilding_twin(model, folder / "rebuilding"),
+            prompt=namespace.prompt,
+            folder=folder,
+            bound_s=namespace.bound,
+        )
+        suite = Suite(driver=driver, topology=topology)
         if namespace.detectors:
             is_kept = not _run_trials(suite, cases, print_json=namespace.json)
         else:

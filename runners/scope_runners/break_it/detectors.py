@@ -82,6 +82,8 @@ def judge_trial(
 
 
 def _outcome(disarmed: Result, seen: Observation, chunk_s: float) -> tuple[Outcome, str]:
+    if not disarmed.has_happened:  # a run that was slow to start is no hang of this fault
+        return Outcome.NOTHING, "; ".join(["the fault did not happen", *disarmed.sentences[:1]])
     fault_s, pace_s = seen.fault_s or seen.began_s, seconds_per_chunk(seen)
     hung = f"hung until it was ended, {seen.ended_s - fault_s:.0f} s after the fault"
     if disarmed.num_wrong:

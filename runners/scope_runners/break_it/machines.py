@@ -5,9 +5,9 @@ from scope_runners.break_it.scenario import PEER_LOST, PP0, Case, Expected, Pace
 
 PAUSE_S = 0.25
 """Between two chunks, so that the cable is cut in the middle of a stream."""
-_FAR_IS_SILENT = r"\branks? 1(, \d+)* sent no heartbeat"
-_STORE_IS_SILENT = r"did not answer|\branks? [1-9][\d, ]* closed the connection"
-"""On the far host a rank may also see its neighbour leave first."""
+FAR_IS_SILENT = r"\branks? 1(, \d+)* sent no heartbeat"
+STORE_IS_SILENT = r"did not answer|\branks? [1-9][\d, ]* closed the connection"
+"""What each host says of the cut; on the far one a rank may also see its neighbour leave first."""
 
 
 def _cut(topology: Topology, pace: Pace) -> Scenario | None:
@@ -22,7 +22,7 @@ def _cut(topology: Topology, pace: Pace) -> Scenario | None:
             headline=f"LinkTimeoutError {' '.join(map(str, (0, *far)))}",
             ends=(PEER_LOST,) * topology.world_size,
             within_s=pace.silence_s,
-            names={0: _FAR_IS_SILENT, **dict.fromkeys(far, _STORE_IS_SILENT)},
+            names={0: FAR_IS_SILENT, **dict.fromkeys(far, STORE_IS_SILENT)},
             resumes=True,
         ),
     )

@@ -34,6 +34,11 @@ class Observation:
         return [e for e in self.events if e.kind is kind and attempt in (None, e.attempt)]
 
     @property
+    def length_s(self) -> float:
+        """From its start to the end of its last process."""
+        return self.ended_s - self.began_s
+
+    @property
     def emitted(self) -> list[Event]:
         return self.of(EventKind.EMITTED)
 

@@ -5,13 +5,12 @@ one. An error is told on its way out and not caught.
 """
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -24,6 +23,7 @@ from scope_runners.break_it.audience import Listener, gather
 from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.script import RankJob
 from scope_runners.main import guarded
+from scope_runners.witness import Witness, speak_into
 
 SEED = 7
 
@@ -32,45 +32,23 @@ def main(argv: Sequence[str]) -> int:
     """Run the job whose file is `argv[0]` as the rank that the environment says."""
     job, config = RankJob.load(Path(argv[0])), RuntimeConfig.from_environment()
     torch.set_num_threads(1)
-    _speak_into(job.speech(config.rank, config.attempt))
+    speak_into(job.speech(config.rank, config.attempt))
     log = EventLog(job.events, rank=config.rank, attempt=config.attempt)
 
     def run() -> int:
         log.tell(EventKind.STARTED)
-        with _Witness(log):
+        with Witness(partial(_tell_end, log)):
             _stream(job, config, log)
         return 0
 
     return guarded(run, speaker=f"rank {config.rank}")
 
 
-def _speak_into(path: Path) -> None:
-    """What this process prints is kept, beside what the others print."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    sys.stdout.flush()
-    for number in (1, 2):
-        os.dup2(file, number)
-    os.close(file)
-
-
-class _Witness:
-    """Tells how the rank ended; whatever ended it goes on its way."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._log.tell(EventKind.LEFT)
-        else:
-            self._log.tell(EventKind.FAILED, error=type(error).__name__, text=str(error))
+def _tell_end(log: EventLog, error: BaseException | None) -> None:
+    if error is None:
+        log.tell(EventKind.LEFT)
+    else:
+        log.tell(EventKind.FAILED, error=type(error).__name__, text=str(error))
 
 
 def _stream(job: RankJob, config: RuntimeConfig, log: EventLog) -> None:

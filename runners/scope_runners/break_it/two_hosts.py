@@ -5,7 +5,6 @@ chunk at which things break, and joined again when both ends have had time to no
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -18,13 +17,10 @@ from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.scenario import FAULT_CHUNK
 from scope_runners.break_it.script import RankJob
 from scope_runners.break_it.watch import GONE_WITHIN_S, RANK_MODULE, Watch
-from scope_runners.namespaces import INTERFACE, CabledHosts, Host
+from scope_runners.namespaces import INTERFACE, CabledHosts, torchrun
 
 CUT = "cut_cable"
-_PORT = 29400
 _POLL_S = 0.02
-_LONGEST_CUT_S = 900
-"""After so long without its store, torchrun itself would give up."""
 
 
 def start_on_two_hosts(
@@ -37,7 +33,8 @@ def start_on_two_hosts(
         processes = []
         for host, num_ranks in zip(cabled.hosts, (1, topology.world_size - 1), strict=True):
             speech = stack.enter_context((Path(job.folder) / f"{host.name}.txt").open("wb"))
-            command = _torchrun(job, host, store=cabled.hosts[0], num_ranks=num_ranks)
+            program = (RANK_MODULE, str(job.path))
+            command = torchrun(host, store=cabled.hosts[0], num_ranks=num_ranks, program=program)
             network = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
             processes.append(host.start(command, environ={**environ, **network}, output=speech))
             watch.add(processes[-1].pid)
@@ -60,17 +57,6 @@ def start_on_two_hosts(
             EventLog(job.events, rank=-1, attempt=0).tell(EventKind.ENDED, text=what, code=code)
         # Leaving the hosts ends whatever still runs there.
         watch.look_for(lambda: [pid for host in cabled.hosts for pid in host.processes()])
-
-
-def _torchrun(job: RankJob, host: Host, *, store: Host, num_ranks: int) -> list[str]:
-    return [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes", "2", "--nproc-per-node", str(num_ranks), "--max-restarts", "3"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{store.address}:{_PORT}"),
-        *("--rdzv-id", "break-it", "--local-addr", host.address),
-        f"--rdzv-conf=is_host={int(host == store)},read_timeout={_LONGEST_CUT_S}",
-        *("-m", RANK_MODULE, str(job.path)),
-    ]
 
 
 def _holds(job: RankJob, chunk: int) -> bool:

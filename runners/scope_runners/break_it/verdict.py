@@ -57,6 +57,8 @@ class Result:
     verdict: Verdict
     is_unharmed: bool = False
     """No error was expected: the fault had to come to nothing."""
+    has_happened: bool = False
+    """Whether the fault was seen to happen: without it, nothing is known about its detector."""
     ends: tuple[str, ...] = ()
     """How every rank's first attempt ended."""
     sentences: tuple[str, ...] = ()
@@ -87,10 +89,12 @@ def judge(
     resumed_s = _resumed_s(seen, detection)
     wrong = _wrong_chunks(seen, reference)
     told_s = {failure.rank: failure.at_s - _began_s(seen) for failure in seen.failures}
+    has_happened = _has_happened(scenario, seen)
     complaints = [
         *_ends_complaints(expected, seen),
         *([] if seen.is_hung else _code_complaints(seen)),
-        *_detection_complaints(scenario, seen),
+        *([] if has_happened else ["the fault did not happen"]),
+        *_detection_complaints(expected, seen),
         *_chunk_complaints(expected, seen, wrong, reference),
         *_resume_complaints(expected, resumed_s),
     ]
@@ -107,6 +111,7 @@ def judge(
         expected=expected.headline,
         verdict=_verdict(seen, wrong, complaints),
         is_unharmed=expected.is_unharmed,
+        has_happened=has_happened,
         ends=tuple(seen.end_of(rank) for rank in range(seen.num_ranks)),
         sentences=tuple(f"rank {e.rank}: {e.error}: {e.text}" for e in seen.failures),
         detected_s=detected_s,
@@ -140,6 +145,13 @@ def _verdict(seen: Observation, wrong: list[Event], complaints: list[str]) -> Ve
     if seen.is_hung:
         return Verdict.HUNG
     return Verdict.FAILED if complaints else Verdict.PASSED
+
+
+def _has_happened(scenario: Scenario, seen: Observation) -> bool:
+    """A fault that is a setting happens when every rank has come with it."""
+    if scenario.faults or scenario.cuts_cable:
+        return bool(seen.happened)
+    return len({e.rank for e in seen.of(EventKind.OPENING, attempt=0)}) == seen.num_ranks
 
 
 def _detection(expected: Expected, seen: Observation) -> Event | None:
@@ -193,10 +205,8 @@ def _code_complaints(seen: Observation) -> list[str]:
     return complaints
 
 
-def _detection_complaints(scenario: Scenario, seen: Observation) -> list[str]:
-    expected, complaints = scenario.expected, []
-    if (scenario.faults or scenario.cuts_cable) and not seen.happened:
-        complaints.append("the fault did not happen")
+def _detection_complaints(expected: Expected, seen: Observation) -> list[str]:
+    complaints = []
     for failure in seen.failures:
         told_s = failure.at_s - _began_s(seen)
         if told_s > expected.within_s:

@@ -31,6 +31,8 @@ from scope_runners.zygote import Event, RankEnded, RankStarted
 
 STALL_S = 90.0
 """A soak without a new chunk for so long has failed."""
+ASK_S = 1.0
+"""From the first request to end to the second, which is obeyed at once."""
 _LAST_CHUNKS = 3
 _TICK_S = 0.05
 _WEIGH_S = 2.0
@@ -72,6 +74,8 @@ class Chaos:
     """
 
     def __init__(self, job: SoakJob, lines: Sequence[Line], *, first_attempt: int) -> None:
+        self.has_given_up = False
+        """Whether nothing moved any more, so that the launcher was told to end."""
         self._job, self._faults = job, job.schedule.faults
         self._first_attempt = first_attempt
         diary = Diary(job.diary)
@@ -133,11 +137,15 @@ class Chaos:
                 self._weighed_s = now_s
                 self._weigh()
             if now_s - self._moved_s >= STALL_S:
-                self._log.tell(Noted, text=f"no new chunk for {STALL_S:g} s; the soak was given up")
-                for _ in range(2):  # the first asks rank0, the second ends all ranks
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    time.sleep(1.0)
-                self._over.wait()
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self.has_given_up = True
+        self._log.tell(Noted, text=f"no new chunk for {STALL_S:g} s; the soak was given up")
+        os.kill(os.getpid(), signal.SIGTERM)  # asks rank0
+        if not self._over.wait(ASK_S):
+            os.kill(os.getpid(), signal.SIGTERM)  # ends all ranks
+            self._over.wait()
 
     def _look(self) -> None:
         """See how far the stream is."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from scope_contracts.errors import ScopeError
 from scope_contracts.recording import Control, Dropped, Finished, Opened, Planned, Record
 from scope_contracts.recording_file import RecordingReader
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
@@ -31,11 +32,14 @@ class Compared:
 
 def compare(lines: Sequence[Line], recording: Path, *, num_chunks: int) -> Compared:
     """Compare the diary with the recording."""
-    chunks = held(lines)
-    with open_recording(recording) as file:
-        reader = RecordingReader(file)
-        stream, _ = read_stream(reader)
-        dropped, found = _dropped_by_cuts(entry.record for entry in reader)
+    chunks, stream, dropped, found = held(lines), RecordedStream(), frozenset[int](), list[str]()
+    try:
+        with open_recording(recording) as file:
+            reader = RecordingReader(file)
+            stream, _ = read_stream(reader)
+            dropped, found = _dropped_by_cuts(entry.record for entry in reader)
+    except ScopeError as error:  # such as where the ranks never came to record anything
+        found.append(str(error))
     num_again, repeated = _shown_again(lines)
     found += repeated + _order(chunks, num_chunks) + _recorded(chunks, stream, dropped)
     return Compared(

@@ -17,8 +17,11 @@ MOST_GROWTH_BYTES = 16 * 2**20
 """What a process may grow over a soak, or a rank over a life, by the slope of its samples."""
 AGE_CHUNKS = 16
 """At this many chunks ranks are compared with each other; after it they should not grow."""
+LONG_S = 300.0
+"""A soak of more video than this has a calm part in which ranks live long enough to be watched."""
 _WARM_UP = 0.1
 _FEWEST = 8
+_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class Growth:
     """How one process grows; sizes in bytes. `growth_bytes` is the slope times the time seen."""
 
     process: str
+    rank: int
+    """As of `Weighed`: below 0 it is none."""
     median_bytes: int
     slope_per_hour: float
     seen_s: float
@@ -84,11 +89,35 @@ def growths(samples: Iterable[Weighed]) -> list[Growth]:
     return [growth for growth in found if growth is not None]
 
 
+def complaints(grown: Sequence[Growth], *, stream_s: float) -> list[str]:
+    """What grew, and what was not watched in a stream of so many seconds."""
+    if not grown:
+        return ["no process was seen for long enough to tell whether it grows"]
+    found = [
+        f"{growth.process} grew by {growth.growth_bytes / _MIB:.1f} MiB, "
+        f"not {MOST_GROWTH_BYTES // _MIB} at most"
+        for growth in grown
+        if not growth.is_flat
+    ]
+    if stream_s > LONG_S and all(growth.rank < 0 for growth in grown):
+        found.append("no rank was seen for long enough to tell whether it grows")
+    return found
+
+
+def watched(grown: Sequence[Growth]) -> str:
+    """The processes that were seen for long enough, for a sentence that calls them flat."""
+    names = [growth.process for growth in grown if growth.rank < 0]
+    ranks = sorted({growth.rank for growth in grown if growth.rank >= 0})
+    names += [f"rank {rank}" for rank in ranks] or ["no rank lived long enough to tell"]
+    return ", ".join(names)
+
+
 def _growth(process: str, samples: Sequence[Weighed]) -> Growth | None:
     if len(samples) < _FEWEST:
         return None
     return Growth(
         process=process,
+        rank=samples[0].rank,
         median_bytes=round(statistics.median(s.rss_bytes for s in samples)),
         slope_per_hour=_slope([(s.at_s, s.rss_bytes) for s in samples]) * 3600,
         seen_s=samples[-1].at_s - samples[0].at_s,

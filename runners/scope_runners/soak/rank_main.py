@@ -6,11 +6,10 @@ until what it asked for was seen.
 
 import hashlib
 import os
-import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from scope_runners.soak.diary import Diary, Failed, Log, Noted, Opened, Shown, S
 from scope_runners.soak.job import SoakJob
 from scope_runners.soak.steering import Steering
 from scope_runners.soak.video import thumbnail
+from scope_runners.witness import Witness, speak_into
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,43 +31,21 @@ def main(argv: Sequence[str]) -> int:
     of the monotonic clock."""
     job, config = SoakJob.load(Path(argv[0])), RuntimeConfig.from_environment()
     torch.set_num_threads(1)
-    _speak_into(job.speech)
+    speak_into(job.speech)
     log = Log(Diary(job.diary), attempt=int(argv[1]))
 
     def run() -> int:
         log.tell(Started, rank=config.rank, pid=os.getpid())
-        with _Witness(log, config.rank):
+        with Witness(partial(_tell_error, log, config.rank)):
             _stream(job, config, log, began_s=float(argv[2]))
         return 0
 
     return guarded(run, speaker=f"attempt {log.attempt} rank {config.rank}")
 
 
-def _speak_into(path: Path) -> None:
-    """What this process prints is kept."""
-    sys.stdout.flush()
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for number in (1, 2):
-        os.dup2(file, number)
-    os.close(file)
-
-
-class _Witness:
-    """Tells of an error that ends the rank; it goes on its way."""
-
-    def __init__(self, log: Log, rank: int) -> None:
-        self._log, self._rank = log, rank
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._log.tell(Failed, rank=self._rank, error=type(error).__name__, text=str(error))
+def _tell_error(log: Log, rank: int, error: BaseException | None) -> None:
+    if error is not None:
+        log.tell(Failed, rank=rank, error=type(error).__name__, text=str(error))
 
 
 def _stream(job: SoakJob, config: RuntimeConfig, log: Log, *, began_s: float) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from scope_runners.soak import chunks, recovery, video
+from scope_runners.soak import chunks, memory, recovery, video
 from scope_runners.soak.chaos import happened_inside
 from scope_runners.soak.diary import Diary, Line, Noted, Seen, Swallowed, Weighed
 from scope_runners.soak.job import SoakJob
-from scope_runners.soak.memory import MOST_GROWTH_BYTES, Growth, growths
+from scope_runners.soak.memory import Growth, growths
 from scope_runners.soak.recovery import Incident, Percentiles
 from scope_runners.soak.schedule import FaultKind
 
@@ -95,8 +95,7 @@ def report(
             schedule.faults, found, last_recompute=max(compared.recomputed, default=-1)
         ),
         *(f"cue {c.number} was never seen" for c in schedule.cues if c.number not in seen),
-        *([] if grown else ["no process was seen for long enough to tell whether it grows"]),
-        *(_too_much(growth) for growth in grown if not growth.is_flat),
+        *memory.complaints(grown, stream_s=job.num_chunks * job.chunk_s),
         *_replay(replayed, num_chunks=len(compared.chunks)),
     )
     return SoakReport(
@@ -154,7 +153,8 @@ def table(outcome: SoakReport) -> str:
         "",
     ]
     verdict = [f"FAILED     {sentence}" for sentence in out.complaints]
-    return "\n".join([*lines, *(verdict or ["passed     nothing lost, nothing left, flat memory"])])
+    passed = f"passed     nothing lost, nothing left; flat memory: {memory.watched(out.memory)}"
+    return "\n".join([*lines, *(verdict or [passed])])
 
 
 def _seconds(seconds: Percentiles) -> str:
@@ -181,11 +181,6 @@ def _replay(replayed: Mapping[str, Any] | None, *, num_chunks: int) -> list[str]
     if replayed["compared"] != num_chunks:
         return [f"the replay has compared {replayed['compared']} of {num_chunks} chunks"]
     return []
-
-
-def _too_much(growth: Growth) -> str:
-    grew, most = growth.growth_bytes / _MIB, MOST_GROWTH_BYTES // _MIB
-    return f"{growth.process} grew by {grew:.1f} MiB, not {most} at most"
 
 
 def _span_s(lines: Sequence[Line]) -> float:

@@ -16,10 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import UserInputError
 from scope_rt.control.stream_state import num_chunks_saved
 from scope_rt.mesh.topology import plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_rt.models.shards import check_degree
+from scope_runners.arguments import fresh_folder, positive_number
 from scope_runners.launcher import Attempt, Progress, Restarts, launch_attempts
 from scope_runners.main import FAILED, guarded
 from scope_runners.replay_process import replayed
@@ -78,8 +79,6 @@ def _judged(job: SoakJob, args: argparse.Namespace) -> int:
 
 
 def _new_job(args: argparse.Namespace, folder: Path) -> SoakJob:
-    if folder.exists() and any(folder.iterdir()):
-        raise UserInputError(f"{folder} is not empty; choose another --out, or add --resume")
     model = ModelFolder.open(args.model)
     chunk_s = model.codec().temporal_stride * model.recipe.frames_per_block / model.recipe.fps
     job = SoakJob(
@@ -93,13 +92,17 @@ def _new_job(args: argparse.Namespace, folder: Path) -> SoakJob:
         fault_every_s=args.fault_every,
         cue_every_s=args.cue_every,
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    check_degree(model.config, job.topology.tp_degree)
+    fresh_folder(folder, otherwise=", or add --resume")
     job.save()
     return job
 
 
 def _soak(job: SoakJob) -> int:
-    """Stream to the end; returns the launcher's exit code."""
+    """Stream to the end; returns the launcher's exit code, which only a person makes one above 128.
+
+    A launcher that the chaos has ended, or that starts its ranks no more, has failed.
+    """
     lines = list(Diary(job.diary).read().new())
     first = 1 + max((line.attempt for line in lines), default=-1)
     chaos = Chaos(job, lines, first_attempt=first)
@@ -107,7 +110,11 @@ def _soak(job: SoakJob) -> int:
     os.environ["SCOPE_HEARTBEAT_TIMEOUT_S"] = str(HEARTBEAT_S)
     os.environ["SCOPE_START_TIMEOUT_S"] = str(START_S)
 
+    is_spent = False
+
     def attempt_of(number: int) -> Attempt:
+        nonlocal is_spent
+        is_spent = False
         environ = chaos.environ(number)
         return Attempt(
             argv=[job.folder, str(first + number), str(began_s)],
@@ -115,17 +122,27 @@ def _soak(job: SoakJob) -> int:
             environ_of=lambda rank: environ,
         )
 
+    def made_progress() -> bool:
+        """What the launcher asks for before another attempt; where none follows, it is spent."""
+        nonlocal is_spent
+        is_spent = True
+        return progress.has_risen()
+
     progress = Progress(lambda: num_chunks_saved(job.checkpoint))
     chaos.start()
+    # For the moment in which the chaos would end a launcher that has just ended.
+    handler = signal.signal(signal.SIGTERM, lambda signum, frame: None)
     try:
-        return launch_attempts(
+        code = launch_attempts(
             "scope_runners.soak.rank_main",
             attempt_of,
-            restarts=Restarts(most=MOST_FRUITLESS, made_progress=progress.has_risen),
+            restarts=Restarts(most=MOST_FRUITLESS, made_progress=made_progress),
             on_event=chaos.take,
         )
     finally:
         chaos.close()
+        signal.signal(signal.SIGTERM, handler)
+    return FAILED if chaos.has_given_up or is_spent else code
 
 
 def _processes_of(folder: Path, *, within_s: float) -> list[int]:
@@ -151,13 +168,25 @@ def _marked(folder: Path) -> list[int]:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="scripts/soak", description=__doc__)
     add = parser.add_argument
-    add("--minutes", type=float, default=60.0, help="length of the stream (default 60)")
+    add("--minutes", type=positive_number, default=60.0, help="length of the stream (default 60)")
     add("--plan", type=plan_named, default=PlanId.PP1, help="(default pp1)")
     add("--tp", type=positive, default=2, help="TP degree (default 2)")
     add("--seed", type=int, default=0, help="of the stream and of all that happens to it")
     add("--model", default=EMBEDDED, metavar="FOLDER", help="a model folder (default: embedded)")
-    add("--fault-every", type=float, default=30.0, metavar="S", help="mean seconds (default 30)")
-    add("--cue-every", type=float, default=10.0, metavar="S", help="mean seconds (default 10)")
+    add(
+        "--fault-every",
+        type=positive_number,
+        default=30.0,
+        metavar="S",
+        help="mean seconds (default 30)",
+    )
+    add(
+        "--cue-every",
+        type=positive_number,
+        default=10.0,
+        metavar="S",
+        help="mean seconds (default 10)",
+    )
     add("--out", type=Path, default=Path("out/soak"), metavar="FOLDER", help="(default out/soak)")
     add("--resume", action="store_true", help="go on with the soak that was interrupted in --out")
     add("--json", action="store_true", help="print one JSON object")

@@ -1,0 +1,38 @@
+"""A length or a folder that cannot be used is refused before anything starts or is written."""
+
+import argparse
+from pathlib import Path
+
+from scope_contracts.errors import UserInputError
+
+MOST = 1e6
+"""Of seconds or minutes: beyond it clocks overflow, and schedules fill the memory."""
+
+
+def positive_number(text: str) -> float:
+    """An argument type: a length of time, in whatever unit its option says."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= MOST:  # which nan is not either
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, {MOST:,.0f} at most")
+    return number
+
+
+def fresh_folder(path: Path, *, otherwise: str = "") -> Path:
+    """Make `path`, or take it where it is an empty folder.
+
+    Raises:
+        UserInputError: it holds something, is a file or cannot be made; `otherwise` says what else
+            than another --out would help.
+    """
+    try:
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise UserInputError(f"{path} is not an empty folder; choose another --out{otherwise}")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserInputError(
+            f"cannot make the folder {path} ({error.strerror}); choose another --out"
+        ) from error
+    return path
