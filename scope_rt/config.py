@@ -9,6 +9,8 @@ from scope_contracts.errors import UserInputError
 from scope_rt.tripwires import ALL_ARMED, Tripwires
 
 RECOMPUTE_NEVER = 999_999
+_MOST = 1e9
+"""A wait may be no longer: three decades, which every clock and lock still takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class RuntimeConfig:
     """How often the group was started again."""
     may_restart: bool = False
     """Whether the launcher would start the group again after a failure now."""
+    restarts_after_progress: bool = False
+    """Whether it does so in any case once this start has brought the work forward."""
     faults: str | None = None
     """Faults to inject (`scope_rt.faults`); only the break-it suite sets it."""
     tripwires: Tripwires = ALL_ARMED
@@ -74,7 +78,7 @@ class RuntimeConfig:
             world_size=_integer(env, "WORLD_SIZE", 1),
             local_rank=_integer(env, "LOCAL_RANK", 0),
             master_addr=env.get("MASTER_ADDR"),
-            master_port=_integer(env, "MASTER_PORT", 0),
+            master_port=_port(env, "MASTER_PORT"),
             store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             tp_plan=env.get("SCOPE_TP_PLAN"),
             pp_enabled=_switch(env, "SCOPE_PP_ENABLED", None),
@@ -94,6 +98,7 @@ class RuntimeConfig:
             attempt=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
             may_restart=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
             < _integer(env, "TORCHELASTIC_MAX_RESTARTS", 0),
+            restarts_after_progress=bool(_switch(env, "SCOPE_RESTARTS_AFTER_PROGRESS", False)),
             faults=env.get("SCOPE_FAULTS"),
             tripwires=Tripwires.without(env["SCOPE_DISARM"].split(","))
             if env.get("SCOPE_DISARM")
@@ -115,6 +120,14 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
         raise UserInputError(f"{name} is {text!r}; give a whole number") from None
 
 
+def _port(env: Mapping[str, str], name: str) -> int:
+    """0 is none."""
+    port = _integer(env, name, 0)
+    if not 0 <= port < 2**16:
+        raise UserInputError(f"{name} is {env[name]!r}; give a port from 1 to {2**16 - 1}")
+    return port
+
+
 def _count(env: Mapping[str, str], name: str, default: int | None) -> int | None:
     if name not in env:
         return default
@@ -130,8 +143,10 @@ def _positive(env: Mapping[str, str], name: str, default: float, *, unit: str = 
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 < value < float("inf") and value != default:
-        raise UserInputError(f"{name} is {text!r}; give a positive number of {unit}")
+    if not 0 < value <= _MOST and value != default:
+        raise UserInputError(
+            f"{name} is {text!r}; give a positive number of {unit}, {_MOST:g} at the most"
+        )
     return value
 
 

@@ -206,6 +206,8 @@ class StreamSession:
                 )
                 if saved is not None:
                     self._controller.resume(saved)
+                elif self._checkpoint is not None:
+                    self._checkpoint.clear()  # last: what is refused before leaves it as it was
             on_error.pop_all()
 
     @property
@@ -352,13 +354,12 @@ def instruments_of(config: RuntimeConfig, trace: Trace) -> Instruments:
 def _saved(
     checkpoint: Checkpoint, settings: StreamSettings, config: RuntimeConfig, *, resume: bool | None
 ) -> StreamState | None:
-    """The state to go on with; what is not gone on with is deleted, so that nobody does later."""
+    """The state to go on with. An earlier stream may have left one that nobody asked for: the count
+    of starts alone says nothing, where the checkpoint tells who saved it."""
     if resume is None:
-        resume = config.attempt > 0 or checkpoint.is_of_this_run()
-    if not resume:
-        checkpoint.clear()
-        return None
-    return checkpoint.load(settings)
+        tells_runs = config.world_size > 1 and (config.store_is_hosted or config.run_id is not None)
+        resume = checkpoint.is_of_this_run() if tells_runs else config.attempt > 0
+    return checkpoint.load(settings) if resume else None
 
 
 def _identity(setup: RankSetup, settings: StreamSettings) -> dict[str, str | int | float]:

@@ -39,6 +39,8 @@ class Timeline:
     frames_per_chunk: int
     events: tuple[ScheduledEvent, ...]
     ignored: tuple[str, ...]
+    later: tuple[ScheduledEvent, ...] = ()
+    """The events after the end: whoever goes on with the stream may make it longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +196,7 @@ def place_events(request: StreamRequest, *, fps: int, frames_per_chunk: int) -> 
         frames_per_chunk=frames_per_chunk,
         events=tuple(event for event in events if event.chunk_index < num_chunks),
         ignored=tuple(flag for flag, at_s in ignored if chunks_until(at_s) >= num_chunks),
+        later=tuple(event for event in events if event.chunk_index >= num_chunks),
     )
 
 

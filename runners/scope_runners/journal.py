@@ -17,9 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scope_contracts.errors import UserInputError
+from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, answer
 from scope_rt.streaming.video_writer import RecordingError
 from scope_runners.request import StreamRequest
 from scope_runners.summary import ChunkRecord
+
+_PUBLISHED: dict[str, object] = {"published": True}
 
 Entry = tuple[ChunkRecord, NDArray[np.uint8] | None]
 """A chunk and, for some, its picture, uint8 `[H, W, 3]`."""
@@ -44,6 +47,8 @@ def asked_for(request: StreamRequest) -> dict[str, object]:
         "--prompt-at": [f"{float(timed.at_s):g}s:{timed.prompt}" for timed in request.prompt_at],
         "--hard-cut-at": [f"{float(at_s):g}s" for at_s in request.hard_cut_at],
         "--transition": request.transition,
+        "--transition-method": request.transition_method,
+        "--transition-bias": request.transition_bias,
     }
 
 
@@ -95,19 +100,29 @@ class Journal:
     """The file while it grows: one line a start, one a chunk, one when all is published."""
 
     def __init__(
-        self, path: Path, request: StreamRequest, kept: tuple[Entry, ...], num_starts: int
+        self,
+        path: Path,
+        request: StreamRequest,
+        kept: tuple[Entry, ...],
+        num_starts: int,
+        *,
+        is_published: bool = False,
     ) -> None:
         """Begin anew with the chunks that stay; `num_starts` processes had it before this one.
+
+        `is_published`: they are in the video's own file, and nowhere else any more.
 
         Raises:
             RecordingError: the file cannot be written.
         """
         self.path = path
+        self._disk = DaemonExecutor("journal")
         partial = path.with_name(path.name + ".partial")
         try:
             with partial.open("wb") as file:
                 file.writelines([_line({"begun": asked_for(request)})] * (num_starts + 1))
                 file.writelines(_line(_plain(*entry)) for entry in kept)
+                file.writelines([_line(_PUBLISHED)] * is_published)
             os.replace(partial, path)
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -120,7 +135,7 @@ class Journal:
 
     def publish(self) -> None:
         """From now on all chunks may be in the video's own file. Raises `RecordingError`."""
-        self._append({"published": True})
+        self._append(_PUBLISHED)
 
     def close(self) -> None:
         """Leave it to a process that goes on."""
@@ -134,7 +149,8 @@ class Journal:
     def _append(self, value: dict[str, object]) -> None:
         try:
             line = _line(value)
-            if self._file.write(line) != len(line):
+            written = self._disk.submit(self._file.write, line)
+            if answer(written, timeout_s=STALL_TIMEOUT_S) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise self._failure(error) from error

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -18,7 +18,16 @@ from types import FrameType
 
 from scope_rt.mesh.rendezvous import host_store
 from scope_runners.main import BAD_INPUT
-from scope_runners.zygote import TERMINATE_S, Event, RankEnded, RankStarted, Zygote, ZygoteEnded
+from scope_runners.stop_request import taking_stop_signals
+from scope_runners.zygote import (
+    TERMINATE_S,
+    Event,
+    RankEnded,
+    RankStarted,
+    Zygote,
+    ZygoteEnded,
+    is_stopped,
+)
 
 LINGER_S = 1.5
 """After a rank failed, how long its peers may still say what they saw."""
@@ -26,7 +35,6 @@ ORDERLY_END_S = 15.0
 """How long an orderly end may take, once rank0 was asked for it or has reached it."""
 _LOOK_S = 1.0
 """How often to look whether the zygote was stopped."""
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _nothing_more(rank: int) -> Mapping[str, str]:
@@ -49,8 +57,13 @@ class Restarts:
 
     most: int = 0
     """How many starts in a row may bring the work no further."""
-    made_progress: Callable[[], bool] = lambda: False
-    """Whether the work came further since the last call."""
+    made_progress: Callable[[], bool] | None = None
+    """Whether the work came further since the last call; where None, starts alone are counted."""
+
+    @property
+    def follow_progress(self) -> bool:
+        """Whether another start follows every one that brought the work further."""
+        return self.most > 0 and self.made_progress is not None
 
 
 NO_RESTARTS = Restarts()
@@ -94,7 +107,8 @@ def launch_attempts(
 
     A rank that could not use its input, or that ended because it was told to, is not tried again.
     Ranks find the number of their attempt in `TORCHELASTIC_RESTART_COUNT`; below
-    `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case.
+    `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case, and where
+    `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one.
     `on_event` is told, with the number of the attempt, which ranks start and end.
 
     Returns the exit code of the last attempt's first failing rank; one that a signal ended counts
@@ -109,16 +123,16 @@ def launch_attempts(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "none",  # the store tells one launcher's ranks from another's
+        "SCOPE_RESTARTS_AFTER_PROGRESS": "1" if restarts.follow_progress else "0",
         "OMP_NUM_THREADS": str(threads),
     }
     group = _Group(module, environ, on_event)
-    handlers = {signum: signal.signal(signum, group.ask_to_stop) for signum in _FORWARDED}
-    try:
-        return _repeat(group, attempt_of, restarts)
-    finally:
-        group.close()
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
+    with taking_stop_signals(group.ask_to_stop):
+        try:
+            return _repeat(group, attempt_of, restarts)
+        finally:
+            group.close()
 
 
 def _repeat(group: "_Group", attempt_of: Callable[[int], Attempt], restarts: Restarts) -> int:
@@ -130,7 +144,8 @@ def _repeat(group: "_Group", attempt_of: Callable[[int], Attempt], restarts: Res
             return 0
         if failure.is_final or not restarts.most:
             return failure.code
-        fruitless = 1 if restarts.made_progress() else fruitless + 1
+        came_further = restarts.made_progress is not None and restarts.made_progress()
+        fruitless = 1 if came_further else fruitless + 1
         if fruitless > restarts.most:
             _say(f"{failure}; {restarts.most} starts brought the stream no further")
             return failure.code
@@ -211,7 +226,7 @@ class _Group:
 
     def close(self) -> None:
         """End what still runs, at once."""
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL, self._running)
         if self._zygote is not None:
             self._zygote.close()
 
@@ -243,10 +258,10 @@ class _Group:
             except Empty:
                 if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
                     return None
-            is_stopped = self._zygote is not None and self._zygote.is_stopped()
-            stopped_s = stopped_s + left_s if is_stopped else 0.0
-            if self._zygote is not None and stopped_s >= TERMINATE_S:
-                self._zygote.kill()
+            zygote = self._zygote
+            stopped_s = stopped_s + left_s if zygote and is_stopped(zygote.pid) else 0.0
+            if zygote and stopped_s >= TERMINATE_S:
+                zygote.kill()
 
     def _bound(self, seconds: float) -> None:
         """Signal what still runs in `seconds`, or earlier where that was already decided."""
@@ -257,6 +272,8 @@ class _Group:
         """Let the peers say what they saw, then end them: `at_once` where all will start again."""
         self._failed.append(end)
         if len(self._failed) > 1:
+            if end.rank == 0:
+                self._bound(TERMINATE_S)  # nobody concludes any more
             return
         self._bound(LINGER_S)
         if at_once:
@@ -283,7 +300,7 @@ class _Group:
 
     def _lose_zygote(self, code: int) -> None:
         """Nobody would tell of the ranks any more: end them, and take them for ended."""
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL, self._running)
         for rank in self._running:
             is_new = rank not in self._pids
             self._events.put(RankEnded(rank, code or 1 if is_new else -signal.SIGKILL))
@@ -302,8 +319,7 @@ class _Group:
         self._pass_on(signum)
 
     def _pass_on(self, signum: signal.Signals) -> None:
-        if 0 in self._running & self._pids.keys():
-            os.kill(self._pids[0], signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+        self._signal(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM, {0})
 
     def _escalate(self) -> bool:
         """Send SIGTERM, later SIGKILL; False when even that is spent."""
@@ -311,11 +327,20 @@ class _Group:
             return False
         if self._num_unprompted is None:
             self._num_unprompted = len(self._failed)
-        self._signal(self._signals_left.pop(0))
-        self._deadline_s = time.monotonic() + TERMINATE_S
+        signum = self._signals_left.pop(0)
+        self._signal(signum, self._running)
+        patience_s = TERMINATE_S
+        if signum == signal.SIGTERM and self._may_conclude():
+            patience_s = ORDERLY_END_S
+        self._deadline_s = time.monotonic() + patience_s
         return True
 
-    def _signal(self, signum: signal.Signals) -> None:
-        for rank in self._running & self._pids.keys():
+    def _may_conclude(self) -> bool:
+        """Whether rank0 may be at the video's end, which others' failure must not cut short."""
+        pid = self._pids.get(0) if 0 in self._running else None
+        return pid is not None and self._stopped_by is None and not is_stopped(pid)
+
+    def _signal(self, signum: signal.Signals, ranks: Set[int]) -> None:
+        for rank in ranks & self._running & self._pids.keys():
             with suppress(ProcessLookupError):  # only where the zygote is gone
                 os.kill(self._pids[rank], signum)

@@ -33,8 +33,9 @@ from scope_rt.models.recipe import Recipe
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.tensors import TORCH_DTYPES
 from scope_runners.launcher import launch
-from scope_runners.main import FAILED, guarded
+from scope_runners.main import FAILED
 from scope_runners.progress import progress_bar
+from scope_runners.rank_process import guarded_rank
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
 from scope_runners.replay_report import compare, table
 from scope_runners.request import CommandParser, positive
@@ -87,16 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Replay as one rank, or start the ranks; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
 
-    def run_as_rank() -> int:
-        rank = RuntimeConfig.from_environment().rank
-        return guarded(run, speaker=f"rank {rank}" if rank else "scope-rt")
-
     def run() -> int:
         parser = CommandParser(prog="scope-rt replay", description=__doc__)
         add_replay_arguments(parser)
         return run_replay(parser.parse_args(arguments), arguments)
 
-    return guarded(run_as_rank)
+    return guarded_rank(run)
 
 
 def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:

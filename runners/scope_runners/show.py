@@ -14,15 +14,17 @@ from typing import Self
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.stream_state import num_chunks_saved
 from scope_rt.session import StreamSession
 from scope_rt.streaming.trace import Span, write_chrome_trace
 from scope_rt.streaming.video_writer import RecordingError, VideoWriter
 from scope_runners import journal
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.journal import Entry, Journal, Told
+from scope_runners.launcher import Progress
 from scope_runners.main import FAILED
 from scope_runners.progress import progress_bar
-from scope_runners.stop_request import StopRequest
+from scope_runners.stop_request import StopRequest, taking_stop_signals
 from scope_runners.storyboard import Storyboard
 from scope_runners.summary import ChunkRecord, Ending, Moments, StreamSummary, summarise, table
 
@@ -88,7 +90,11 @@ class _Stage:
             on_error.callback(self.writer.suspend)
             self.standing = Standing.of(told, held_chunks=self.writer.held_chunks)
             self._journal = Journal(
-                files.journal, job.request, self.standing.kept, self.standing.num_starts
+                files.journal,
+                job.request,
+                self.standing.kept,
+                self.standing.num_starts,
+                is_published=self.standing.is_published,
             )
             on_error.pop_all()
         self.storyboard = Storyboard(job.timeline, fps=job.recipe.fps)
@@ -123,9 +129,9 @@ class _Stage:
         self.writer.close(keep=keep)
 
     def forget(self) -> None:
-        """Nobody will go on with this stream."""
-        self._journal.remove()
+        """Nobody will go on with this stream: first goes what makes a process do so."""
         self.files.checkpoint.unlink(missing_ok=True)
+        self._journal.remove()
 
     def leave(self) -> None:
         """Somebody may go on with it."""
@@ -133,8 +139,8 @@ class _Stage:
 
     def abort(self) -> None:
         """Leave nothing."""
-        self.writer.abort()
         self.forget()
+        self.writer.abort()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,8 +152,14 @@ class _Run:
     session: StreamSession
     stage: _Stage
     stop: StopRequest
+    progress: Progress
     started_s: float
     ready_s: float
+
+    def will_start_again(self) -> bool:
+        """Whether the launcher starts the ranks again if this process fails now."""
+        config = self.config
+        return config.may_restart or (config.restarts_after_progress and self.progress.has_risen())
 
 
 def control(
@@ -163,7 +175,8 @@ def control(
     Where the ranks will be started again after a failure, all is left as it is for them.
     """
     ready_s = time.perf_counter()
-    with StopRequest() as stop, ExitStack() as on_error:
+    stop = StopRequest()
+    with taking_stop_signals(stop.take), ExitStack() as on_error:
         on_error.push(session)
         stage = _Stage(job, session, files)
         on_error.pop_all()
@@ -174,6 +187,7 @@ def control(
             session=session,
             stage=stage,
             stop=stop,
+            progress=Progress(lambda: num_chunks_saved(files.checkpoint)),
             started_s=started_s,
             ready_s=ready_s,
         )
@@ -201,7 +215,7 @@ def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
     except RecordingError:
         raise
     except ScopeError as error:
-        if run.config.may_restart:
+        if run.will_start_again():
             raise
         return error, ()
 
@@ -212,7 +226,7 @@ def _show_all(run: _Run) -> None:
     chunks = run.session.stream(
         request.prompt,
         num_chunks=timeline.num_chunks,
-        schedule=timeline.events,
+        schedule=(*timeline.events, *timeline.later),
         num_held=lambda: run.stage.writer.durable_chunks,
     )
     num_frames = timeline.num_chunks * timeline.frames_per_chunk
@@ -227,7 +241,7 @@ def _show_all(run: _Run) -> None:
 def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) -> int:
     """Publish what was made and say so; raises `failure` once that is done."""
     job, config, stage, stop = run.job, run.config, run.stage, run.stop
-    complete = len(stage.chunks) == job.timeline.num_chunks
+    complete = len(stage.chunks) >= job.timeline.num_chunks
     # torchrun ends its ranks by SIGTERM also when another host is lost, and then starts them again.
     will_go_on = stop.signum == signal.SIGTERM and bool(config.run_id) and config.may_restart
     keep = not complete and (failure is not None or will_go_on)

@@ -1,8 +1,27 @@
-"""A person ends a stream with one signal, in order, and with a second one at once."""
+"""A person ends a stream with one signal, in order, and with a second one at once.
+
+A signal that was to be ignored when this process was started, as `nohup` or a shell's `&` does, is
+ignored: whoever said so wants the stream to go on.
+"""
 
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Self
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def taking_stop_signals(take: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Meanwhile, `take` is the handler of the signals by which a person stops a program."""
+    heeded = [signum for signum in _STOPPING if signal.getsignal(signum) is not signal.SIG_IGN]
+    handlers = {signum: signal.signal(signum, take) for signum in heeded}
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
 
 
 class StopRequest:
@@ -11,18 +30,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.signum: int | None = None
 
-    def __enter__(self) -> Self:
-        self._handlers = {
-            signum: signal.signal(signum, self._take)
-            for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
-
-    def _take(self, signum: int, frame: FrameType | None) -> None:
+    def take(self, signum: int, frame: FrameType | None) -> None:
+        """The handler, for `taking_stop_signals`."""
         if self.signum is not None:
             raise KeyboardInterrupt
         self.signum = signum

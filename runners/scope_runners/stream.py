@@ -13,7 +13,7 @@ import torch
 
 from scope_contracts.errors import UserInputError
 from scope_rt.config import RuntimeConfig
-from scope_rt.control.stream_state import num_chunks_saved
+from scope_rt.control.stream_state import num_chunks_saved, run_that_saved
 from scope_rt.mesh.topology import Topology
 from scope_rt.session import StreamSession
 from scope_rt.streaming.trace import NullTrace, Trace, TraceRecorder
@@ -28,7 +28,7 @@ from scope_runners.job import (
     prepare,
 )
 from scope_runners.launcher import Attempt, Progress, Restarts, launch_attempts
-from scope_runners.main import guarded
+from scope_runners.rank_process import guarded_rank
 from scope_runners.request import StreamRequest, parse_stream_request
 from scope_runners.show import control
 
@@ -36,15 +36,7 @@ from scope_runners.show import control
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the job of `argv` and return the exit code; a mesh rank's errors carry its number."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-
-    def run_as_rank() -> int:
-        rank = RuntimeConfig.from_environment().rank
-        return guarded(run, speaker=f"rank {rank}" if rank else "scope-rt")
-
-    def run() -> int:
-        return run_here_or_launch(parse_stream_request(arguments), arguments)
-
-    return guarded(run_as_rank)
+    return guarded_rank(lambda: run_here_or_launch(parse_stream_request(arguments), arguments))
 
 
 def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
@@ -64,7 +56,9 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
     files = check_outputs(job)
     if request.resume:
         journal.check_same_stream(journal.read(files.journal), request, files.journal)
-    progress = Progress(lambda: num_chunks_saved(files.checkpoint))
+    # Until a rank0 saves its own, the file may be of an earlier stream.
+    earlier = None if request.resume else run_that_saved(files.checkpoint)
+    progress = Progress(lambda: num_chunks_saved(files.checkpoint, unless_by=earlier))
 
     def attempt_of(number: int) -> Attempt:
         topology = Topology(plan_id=request.plan, tp_degree=degree_of(request, number))

@@ -51,6 +51,15 @@ class ZygoteEnded:
 Event = RankStarted | RankEnded | ZygoteEnded
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether somebody suspended a process (SIGSTOP): it tells and starts nothing."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text()
+    except OSError:  # it has ended, or this system has no /proc
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
 class Zygote:
     """The launcher's side: orders go out, events come in on a thread of their own."""
 
@@ -74,13 +83,9 @@ class Zygote:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
-    def is_stopped(self) -> bool:
-        """Whether somebody suspended it (SIGSTOP): it would tell and start nothing."""
-        try:
-            stat = Path("/proc", str(self._process.pid), "stat").read_text()
-        except OSError:  # it has ended, or this system has no /proc
-            return False
-        return stat.rpartition(")")[2].split()[0] == "T"
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def kill(self) -> None:
         """End it at once; the listener tells."""

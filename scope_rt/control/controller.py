@@ -321,9 +321,10 @@ class Controller:
     def _emit_again(self, num_held: int) -> Iterator[Chunk]:
         """After a restart: decode what arrived before it, and emit what the consumer lacks."""
         if self._unheld and num_held < self._num_emitted:
+            assert self._checkpoint is not None, "what is gone on with was saved"
             raise UserInputError(
-                f"the consumer holds {num_held} chunks, the checkpoint goes on after "
-                f"{self._num_emitted}; delete the checkpoint to start anew"
+                f"the consumer holds {num_held} chunks, the checkpoint {self._checkpoint.path} "
+                f"goes on after {self._num_emitted}; delete it to start anew"
             )
         again, self._unheld = [arrived for arrived, _ in self._unheld], deque()
         for arrived in again:

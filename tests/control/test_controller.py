@@ -326,7 +326,7 @@ def test_a_consumer_behind_the_checkpoint_is_refused(tmp_path: Path) -> None:
     for _ in range(4):
         next(stream)
     again = resumed(tmp_path / "c", MemoryMesh(), max_in_flight=1)
-    with pytest.raises(UserInputError, match="holds 0 chunks, the checkpoint goes on after 3"):
+    with pytest.raises(UserInputError, match=r"holds 0 chunks, the checkpoint .* goes on after 3"):
         next(again.run(8, num_held=lambda: 0))
 
 

@@ -8,7 +8,9 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.stream_state import num_chunks_saved, run_that_saved
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.mesh.rank import Rank
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 
@@ -105,6 +107,38 @@ def test_without_a_checkpoint_file_a_resumed_session_starts_anew(
         assert session.resumed_at_chunk is None
         chunks = list(session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=EVENTS))
     assert same(chunks, whole(folder, rebuilt_at=None))
+
+
+def test_a_new_stream_is_not_measured_by_what_an_earlier_run_left(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    lost_after(folder, checkpoint, num_shown=4, num_held=4)
+    assert num_chunks_saved(checkpoint) == 4
+    earlier = run_that_saved(checkpoint)
+    assert num_chunks_saved(checkpoint, unless_by=earlier) == 0
+    monkeypatch.setattr(Rank, "run_id", "another")
+    lost_after(folder, checkpoint, num_shown=1, num_held=1)
+    assert num_chunks_saved(checkpoint, unless_by=earlier) == 1
+
+
+def test_a_session_that_is_refused_leaves_the_checkpoint_and_a_new_one_removes_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    lost_after(folder, checkpoint, num_shown=1, num_held=1)
+    with pytest.raises(UserInputError, match="choose another file"):
+        StreamSession(folder, checkpoint=checkpoint, record=tmp_path, config=RuntimeConfig())
+    assert checkpoint.exists()
+    with StreamSession(folder, checkpoint=checkpoint, config=RuntimeConfig()):
+        assert not checkpoint.exists()
+
+
+def test_a_consumer_that_lost_chunks_is_told_what_to_delete(folder: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    lost_after(folder, checkpoint, num_shown=4, num_held=4)
+    with pytest.raises(UserInputError, match=f"holds 0 chunks, the checkpoint {checkpoint} goes"):
+        gone_on(folder, checkpoint, num_held=0)
 
 
 def test_the_checkpoint_of_another_seed_is_refused(folder: Path, tmp_path: Path) -> None:

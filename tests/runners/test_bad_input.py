@@ -50,6 +50,32 @@ def test_it_is_one_sentence_and_leaves_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("SCOPE_GROUP_TIMEOUT_S", "1e10", "give a positive number of seconds, 1e+09 at the most"),
+        ("SCOPE_IDLE_TIMEOUT_S", "nan", "give a positive number of seconds"),
+        ("SCOPE_SLOW_RANK_FACTOR", "1e10", "give a positive number of times"),
+        ("MASTER_PORT", "99999", "give a port from 1 to 65535"),
+        ("MASTER_PORT", "-1", "give a port from 1 to 65535"),
+    ],
+)
+def test_a_variable_that_nothing_can_use_is_refused_by_its_name(
+    variable: str,
+    value: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert main(["stream", *PROMPT, "--out", str(tmp_path / "video.mp4")]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"scope-rt: {variable} is {value!r}; {sentence}")
+    assert printed.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_output_that_cannot_be_written_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,10 +40,11 @@ def test_of_two_prompts_for_one_chunk_the_later_time_wins() -> None:
     assert timeline.events == (ScheduledEvent(chunk_index=1, prompt="late"),)
 
 
-def test_events_after_the_end_are_named_and_not_scheduled() -> None:
+def test_events_after_the_end_are_named_and_left_to_a_longer_stream() -> None:
     timeline = place("--seconds", "2", "--prompt-at", "7s:p", "--hard-cut-at", "1.5")
     assert timeline.ignored == ("--prompt-at 7s",)
     assert timeline.events == (ScheduledEvent(chunk_index=2, hard_cut=True),)
+    assert timeline.later == (ScheduledEvent(chunk_index=10, prompt="p"),)
 
 
 def test_the_embedded_model_makes_chunks_of_its_own_size() -> None:

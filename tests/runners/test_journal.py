@@ -81,6 +81,19 @@ def test_another_prompt_may_not_go_on_with_a_stream(tmp_path: Path) -> None:
         check_same_stream(told, other, path)
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "was"),
+    [("--transition-method", "lerp", "'slerp'"), ("--transition-bias", "0.5", "None")],
+)
+def test_another_transition_may_not_go_on_with_a_stream(
+    tmp_path: Path, flag: str, value: str, was: str
+) -> None:
+    told = told_of(tmp_path / "journal", num_chunks=1)
+    other = parse_stream_request(["--prompt", "a red circle", flag, value])
+    with pytest.raises(UserInputError, match=f"{flag} is .*, .* begun with {was}"):
+        check_same_stream(told, other, tmp_path / "journal")
+
+
 def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal", REQUEST, (), 0)
     with largest_file(600), pytest.raises(RecordingError, match="free disk space"):
@@ -100,6 +113,14 @@ def test_only_what_is_held_or_published_stays(
     told = told_of(tmp_path / "journal", num_chunks=3, publish=publish)
     standing = Standing.of(told, held_chunks=held)
     assert (standing.is_published, len(standing.kept)) == (is_published, num_kept)
+
+
+def test_a_published_stream_that_is_taken_up_is_still_published(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    told = told_of(path, num_chunks=3, publish=True)
+    Journal(path, REQUEST, told.entries, told.num_starts, is_published=True).close()
+    standing = Standing.of(read(path), held_chunks=0)
+    assert (standing.is_published, len(standing.kept), standing.num_starts) == (True, 3, 2)
 
 
 def test_a_video_that_holds_more_than_was_told_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from scope_runners import launcher
 from scope_runners.launcher import Attempt, Progress, Restarts
 from scope_runners.zygote import TERMINATE_S, Event, RankEnded, RankStarted
 
+HEEDED = (signal.SIGINT, signal.SIGHUP)
 BOUND_S = launcher.LINGER_S + TERMINATE_S + 2
 SCRIPT = '''
 import os, pathlib, signal, sys, time
@@ -48,6 +49,13 @@ def main(argv):
         return 1 if attempt < int(os.environ["TORCHELASTIC_MAX_RESTARTS"]) else 77
     if word == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if word == "conclude":
+        signal.signal(signal.SIGTERM, lambda signum, frame: time.sleep(0.5))
+        signal.pause()
+        note("concluded")
+        return 9
+    if word == "follow":
+        return 0 if os.environ["SCOPE_RESTARTS_AFTER_PROGRESS"] == "1" else 77
     if word == "late":
         time.sleep(0.5)
         note("spoke")
@@ -58,12 +66,16 @@ def main(argv):
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the module that the ranks run, in which they leave their notes."""
     (tmp_path / "obey.py").write_text(SCRIPT)
+    # Whoever started the tests may have had them ignored, and this process heeds that.
+    was = {signum: signal.signal(signum, signal.default_int_handler) for signum in HEEDED}
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for signum, handler in was.items():
+        signal.signal(signum, handler)
 
 
 def launch(*words: str) -> tuple[int, float]:
@@ -114,6 +126,26 @@ def test_peers_may_still_speak_and_the_first_failure_counts(folder: Path) -> Non
     assert (folder / "rank0.spoke").exists()
 
 
+def test_rank0_may_conclude_after_others_were_told_to_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "LINGER_S", 0.1)
+    monkeypatch.setattr(launcher, "TERMINATE_S", 0.1)
+    assert launch("conclude", "3")[0] == 3
+    assert (folder / "rank0.concluded").exists()
+
+
+@pytest.mark.parametrize("rank0", ["stop", "sleep", "7"])
+def test_nobody_waits_for_a_rank0_that_cannot_conclude(
+    rank0: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "LINGER_S", 0.2)
+    monkeypatch.setattr(launcher, "TERMINATE_S", 0.5)
+    monkeypatch.setattr(launcher, "ORDERLY_END_S", 10_000.0)
+    assert launch(rank0, "3", "deaf")[0] in (3, 7)
+    assert not any(is_running(note) for note in folder.glob("*.started"))
+
+
 def test_a_rank_that_stays_behind_a_finished_rank0_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,6 +163,16 @@ def test_ctrl_c_is_handed_to_rank0_only(folder: Path) -> None:
     assert (folder / "rank0.SIGINT").exists()
     assert (folder / "rank1.SIGTERM").exists()
     assert not (folder / "rank1.SIGINT").exists()
+
+
+def test_a_signal_that_was_to_be_ignored_ends_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+
+    def hang_up(number: int, event: Event) -> None:
+        signal.raise_signal(signal.SIGHUP)
+
+    attempt = Attempt(argv=["late"], num_ranks=1)
+    assert launcher.launch_attempts("obey", lambda _: attempt, on_event=hang_up) == 9
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(folder: Path) -> None:
@@ -191,6 +233,13 @@ def test_a_rank_knows_whether_another_attempt_follows(folder: Path) -> None:
     assert launch_again("last", most=2) == 77
     assert len(list(folder.glob("*.started"))) == 3
     assert launch("last")[0] == 77
+
+
+def test_a_rank_knows_whether_another_attempt_follows_progress() -> None:
+    assert launch_again("follow", most=1) == 0
+    assert launch_again("follow", most=0) == 77
+    starts_alone = Restarts(most=1)
+    assert launcher.launch("obey", ["follow"], num_ranks=1, restarts=starts_alone) == 77
 
 
 def test_only_a_count_that_rose_above_all_before_is_progress() -> None:
