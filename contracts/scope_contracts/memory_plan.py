@@ -36,6 +36,8 @@ class MemoryLine:
     because: str
     """How the number comes about, for a reader."""
     is_estimate: bool = False
+    is_known: bool = True
+    """Whether anybody said what it takes; if not, it is counted as nothing."""
 
 
 RUNTIME = MemoryLine(
@@ -55,6 +57,11 @@ class MemoryPlan:
     @property
     def num_bytes(self) -> int:
         return sum(line.num_bytes for line in self.lines)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Names of the lines that nothing is known about."""
+        return tuple(line.name for line in self.lines if not line.is_known)
 
     def bytes_of(self, name: str) -> int:
         """Bytes of the lines called `name`; 0 where there is none."""

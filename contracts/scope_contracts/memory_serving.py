@@ -91,6 +91,7 @@ class ServingDemand:
             if self.weights_bytes
             else "not known: nobody said how large a model is",
             is_estimate=self.tp > 1,
+            is_known=self.weights_bytes > 0,
         )
 
     def _counted(self) -> Iterator[MemoryLine]:
@@ -116,7 +117,9 @@ class ServingDemand:
             return
         if spec.state_format is None:
             because = f"not known: {spec.other_layers} layers do not attend; give --mamba2"
-            yield MemoryLine(name=name, num_bytes=0, because=because, is_estimate=True)
+            yield MemoryLine(
+                name=name, num_bytes=0, because=because, is_estimate=True, is_known=False
+            )
             return
         num_bytes = spec.state_bytes(self.tp)
         yield MemoryLine(
@@ -149,7 +152,9 @@ class ServingDemand:
         name, tokens = "attention weights", self.domain.max_tokens
         if self.query_heads is None:
             because = "not known: nobody said how many heads attend"
-            yield MemoryLine(name=name, num_bytes=0, because=because, is_estimate=True)
+            yield MemoryLine(
+                name=name, num_bytes=0, because=because, is_estimate=True, is_known=False
+            )
             return
         width, single = self.domain.spec.row_format.dtype.num_bytes, DType.FLOAT32.num_bytes
         each = width + max(width, single) + (width if width < single else 0)

@@ -7,6 +7,7 @@ complained about.
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -69,6 +70,8 @@ def run_inspect(namespace: argparse.Namespace) -> int:
 
         write_timeline(stream, lines, namespace.picture, title=namespace.recording.name)
     print(to_json(stream, lines) if namespace.json else table(stream, lines), flush=True)
+    if namespace.picture is not None:
+        print(f"picture: {namespace.picture}", file=sys.stderr)
     if stream.damage is not None:
         raise stream.damage
     return 0

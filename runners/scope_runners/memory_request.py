@@ -27,7 +27,7 @@ from scope_runners.memory_arguments import DEFAULT_MODEL
 from scope_runners.memory_presets import LanguageModel, VideoModel, frame_tokens, model_at
 
 DEFAULT_LENGTH = 8192
-_WITHOUT_DECODER = (PlanId.PP0, PlanId.PP1)
+WITHOUT_DECODER = (PlanId.PP0, PlanId.PP1)
 """Plans whose generator ranks hold neither text encoder nor autoencoder."""
 _VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan")
 _STORAGE = {"block_size": ("paged",), "prefill_chunk": ("paged", "h2o"), "keep": ("h2o",)}
@@ -79,7 +79,7 @@ def _model(namespace: argparse.Namespace) -> VideoModel | LanguageModel:
     foreign = _LANGUAGE_ONLY if isinstance(model, VideoModel) else _VIDEO_ONLY
     if given := _given(namespace, foreign):
         family = "language" if isinstance(model, VideoModel) else "video"
-        raise UserInputError(f"{_flags(given)} belong to {family} models; leave them out")
+        raise UserInputError(f"for {family} models only: {_flags(given)}; leave it out")
     return model
 
 
@@ -145,7 +145,7 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
         kind=choice.kind,
         codec=choice.codec,
     )
-    others = 0 if plan_id in _WITHOUT_DECODER else model.other_weights
+    others = 0 if plan_id in WITHOUT_DECODER else model.other_weights
     return VideoDemand(
         size=model.size,
         spec=spec,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scope_contracts.memory_plan import MemoryPlan, fitting_changes
 from scope_contracts.memory_video import VideoDemand
-from scope_runners.memory_request import MemoryRequest
+from scope_runners.memory_request import WITHOUT_DECODER, MemoryRequest
 
 _GB = 10**9
 _DOES_NOT_FIT = 1
@@ -26,6 +26,8 @@ class MemoryReport:
     available_bytes: int | None
     changes: tuple[str, ...]
     """Any one of them makes it fit."""
+    beside: str = ""
+    """What another rank holds that is not counted."""
 
     @property
     def fits(self) -> bool | None:
@@ -44,13 +46,18 @@ def run_plan_memory(namespace: argparse.Namespace) -> int:
 
 def report_of(request: MemoryRequest) -> MemoryReport:
     """The plan that the arguments ask for."""
-    demand = request.demand
+    demand, beside = request.demand, ""
     if isinstance(demand, VideoDemand):
         spec = demand.spec
         per_token = spec.num_layers * spec.row_format.shard(demand.tp).bytes_per_row
         per_sequence = spec.num_bytes(demand.tp) // spec.batch
         frames = f"{spec.capacity_frames} latent frames of {spec.frame_tokens:,} tokens"
         what = f"batch {spec.batch}, {frames}"
+        if demand.plan_id in WITHOUT_DECODER:
+            beside = (
+                f"rank0 of {demand.plan_id} generates nothing; it holds the text encoder and the "
+                "autoencoder"
+            )
     else:
         domain = demand.domain
         per_token = domain.spec.bytes_per_token(demand.tp)
@@ -64,6 +71,7 @@ def report_of(request: MemoryRequest) -> MemoryReport:
         bytes_per_sequence=per_sequence,
         available_bytes=available,
         changes=() if available is None else fitting_changes(demand, available),
+        beside=beside,
     )
 
 
@@ -71,7 +79,7 @@ def table(report: MemoryReport) -> str:
     """The plan for a person at a terminal."""
     lines = [
         report.title,
-        f"one rank: {report.bytes_per_token:,} B a token, "
+        f"one generator rank: {report.bytes_per_token:,} B a token, "
         f"{report.bytes_per_sequence / 1e6:,.1f} MB a sequence",
         f"{'':<22}{'GB':>9}",
     ]
@@ -81,13 +89,18 @@ def table(report: MemoryReport) -> str:
         for line in report.plan.lines
     ]
     lines.append(f"{'total':<22}{report.plan.num_bytes / _GB:>9.2f}    (~ is an estimate)")
+    if report.beside:
+        lines.append(report.beside)
     if report.available_bytes is not None:
         spare = (report.available_bytes - report.plan.num_bytes) / _GB
         has = f"{report.available_bytes / _GB:.2f} GB"
+        if report.plan.unknown:
+            has += f" without {', '.join(report.plan.unknown)}, which are not known"
         verdict = f"fits {has}: {spare:.2f} GB to spare"
         lines.append(verdict if report.fits else f"does not fit {has}: {-spare:.2f} GB too much")
     if report.changes:
-        lines.append(f"fits with any one of: {'; '.join(report.changes)}")
+        one_of = "any one of: " if len(report.changes) > 1 else ""
+        lines.append(f"fits with {one_of}{'; '.join(report.changes)}")
     elif report.fits is False:
         lines.append("no change of tp, codec, window, length or batch makes it fit")
     return "\n".join(lines)
@@ -102,6 +115,7 @@ def as_json(report: MemoryReport) -> dict[str, object]:
                 "name": line.name,
                 "bytes": line.num_bytes,
                 "estimate": line.is_estimate,
+                "known": line.is_known,
                 "because": line.because,
             }
             for line in report.plan.lines

@@ -51,11 +51,12 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
                 f"RANK is {config.rank} of {config.world_size} processes; unset RANK, or start all "
                 "ranks with torchrun"
             )
+        if not config.launched:
+            check_nothing_is_lost(request, check_outputs(job))
         return _control(job, config, started_s) if config.rank == 0 else _serve(job, config)
     check_machine(job, num_cores=available_cores(), num_gpus=torch.cuda.device_count())
     files = check_outputs(job)
-    if request.resume:
-        journal.check_same_stream(journal.read(files.journal), request, files.journal)
+    check_nothing_is_lost(request, files)
     # Until a rank0 saves its own, the file may be of an earlier stream.
     earlier = None if request.resume else run_that_saved(files.checkpoint)
     progress = Progress(lambda: num_chunks_saved(files.checkpoint, unless_by=earlier))
@@ -70,6 +71,27 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
         threads=request.threads,
         restarts=Restarts(most=request.max_restarts, made_progress=progress.has_risen),
     )
+
+
+def check_nothing_is_lost(request: StreamRequest, files: OutputFiles) -> None:
+    """Refuse to replace a stream that can be gone on with, or by `--resume` a finished video.
+
+    Raises:
+        UserInputError: naming what to change, also where `--resume` means another stream.
+    """
+    told = journal.read(files.journal)
+    if not request.resume and told.entries:
+        raise UserInputError(
+            f"{files.video} is an unfinished stream of {len(told.entries)} chunks; add --resume to "
+            f"go on with it, or delete {files.journal} to start anew"
+        )
+    if request.resume and told.begun is None and files.video.exists():
+        raise UserInputError(
+            f"--resume: {files.video} is finished; choose another --out, or leave --resume out to "
+            "make it anew"
+        )
+    if request.resume:
+        journal.check_same_stream(told, request, files.journal)
 
 
 def _trace(job: StreamJob, config: RuntimeConfig) -> Trace:

@@ -192,7 +192,9 @@ class _Picture:
     def _stage(self, stage: str, colour: tuple[int, int, int]) -> None:
         times = [max(0.0, line.stage_ms.get(stage, 0.0)) for line in self._lines]
         highest = max(times, default=0.0)
-        self._frame(f"{stage}, ms", low="0", high=f"{highest:.3g}")
+        self._frame(
+            f"{stage}, ms", low="0", high=f"{highest:,.0f}" if highest >= 100 else f"{highest:.3g}"
+        )
         for number, time in enumerate(times):
             height = time / highest * (_CURVE_PX - 2) if highest else 0
             left, bottom = self._x(number), self._top + _CURVE_PX - 1

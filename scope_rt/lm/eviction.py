@@ -38,7 +38,7 @@ def install_kv_eviction(
     evict_every: int = 1,
     *,
     per_head: bool = False,
-    codec: CodecKind = CodecKind.IDENTITY,
+    codec: CodecKind | str = CodecKind.IDENTITY,
     collectives: Collectives | None = None,
 ) -> None:
     """Keep `n_sink` first, `n_recent` last and the `budget` most attended tokens in every layer.
@@ -70,7 +70,7 @@ def install_eviction_policy(
     policy: EvictionPolicy,
     *,
     per_head: bool = False,
-    codec: CodecKind = CodecKind.IDENTITY,
+    codec: CodecKind | str = CodecKind.IDENTITY,
     collectives: Collectives | None = None,
 ) -> None:
     """As `install_kv_eviction`, with any policy."""
@@ -86,6 +86,11 @@ def install_eviction_policy(
             raise UserInputError(
                 "the model has KV eviction already; call remove_kv_eviction(model) first"
             )
+    try:
+        codec = CodecKind(codec)  # a user's word for it is as good
+    except ValueError as error:
+        want = f"one of {', '.join(CodecKind)}"
+        raise UserInputError(mismatch("codec", got=str(codec), want=want)) from error
     if codec is not CodecKind.IDENTITY:
         model_rows(model, codec=codec)  # refuses rows that this codec cannot store
     settings = EvictionSettings(

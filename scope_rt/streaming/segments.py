@@ -198,7 +198,7 @@ def _locked(path: Path, target: Path) -> FileIO:
         except BlockingIOError:
             file.close()
             raise UserInputError(
-                f"output {target}: another process is recording to it; "
+                f"output {target}: another process is writing it; "
                 "end that one or choose another name"
             ) from None
         except FileNotFoundError:

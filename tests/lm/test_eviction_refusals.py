@@ -76,6 +76,15 @@ def test_a_codec_that_cannot_store_the_rows_is_refused(
     assert not has_hooks(model)
 
 
+def test_a_codec_in_words_is_that_codec_or_refused() -> None:
+    model = tiny_lm("llama")
+    with pytest.raises(UserInputError, match="codec: got 'int3', want one of identity, int8"):
+        install_kv_eviction(model, **SIZES, codec="int3")
+    with pytest.raises(UserInputError, match="dim: got 8, want a multiple of 16; use int8"):
+        install_kv_eviction(model, **SIZES, codec="int4")
+    assert not has_hooks(model)
+
+
 def test_a_model_without_known_attention_is_refused() -> None:
     with pytest.raises(UserInputError, match=r"got Linear.*LlamaAttention"):
         install_kv_eviction(nn.Linear(2, 2), **SIZES)

@@ -132,6 +132,7 @@ def test_states_that_nobody_told_are_a_line_that_says_so(
     lines = json.loads(capsys.readouterr().out)["lines"]
     (line,) = [line for line in lines if line["name"] == "recurrent states"]
     assert line["estimate"]
+    assert not line["known"]
     assert line["because"] == "not known: 39 layers do not attend; give --mamba2"
 
 
@@ -247,6 +248,19 @@ def test_advice_keeps_pages_and_is_taken_as_it_is_typed(
     assert main([*given, "--length", one_block_more]) == 1
 
 
+def test_a_verdict_names_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan-memory", "--model", "mla-52", "--gpu", "h100"]) == 0
+    shown = capsys.readouterr().out
+    assert "fits 85.52 GB without weights, recurrent states, which are not known: " in shown
+
+
+def test_a_pipelines_plan_says_what_rank0_holds_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    held = "rank0 of {} generates nothing; it holds the text encoder and the autoencoder"
+    for plan, is_said in (("pp0", True), ("pp1", True), ("tp_v1_1", False)):
+        assert main(["plan-memory", "--model", "wan-14b", "--tp", "2", "--plan", plan]) == 0
+        assert (held.format(plan) in capsys.readouterr().out) is is_said
+
+
 def test_the_table_says_whether_it_fits_and_what_to_change(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -265,8 +279,8 @@ def test_the_table_says_whether_it_fits_and_what_to_change(
     [
         ("--model no/such", "is no preset (krea-14b"),
         ("--model krea-14b --plan pp0 --tp 3", "tp: got 3, want a divisor of 40 heads"),
-        ("--model krea-14b --length 5", "--length belong to language models"),
-        ("--model mla-52 --window 5", "--window belong to video models"),
+        ("--model krea-14b --length 5", "for language models only: --length; leave it out"),
+        ("--model mla-52 --window 5", "for video models only: --window; leave it out"),
         ("--model mla-52 --kv-cache quantized:int8", "keep latent caches at codec identity"),
         ("--model mha-52 --kv-cache latent", "caches full keys and values"),
         ("--model mha-52 --kv-cache ring", "want contiguous, paged"),

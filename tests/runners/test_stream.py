@@ -189,6 +189,32 @@ def test_a_lost_link_is_one_sentence_and_the_stream_can_be_gone_on_with(
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
 
 
+def test_forgetting_to_resume_loses_no_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(1, out)
+    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main([*SHORT, "--out", str(out)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{out} is an unfinished stream of 1 chunks; add --resume to go on with it" in said
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+    (tmp_path / ".a.mp4.journal").unlink()
+    assert main([*SHORT, "--out", str(out)]) == 0
+
+
+def test_resuming_what_is_finished_loses_no_video(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.mp4"
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert "has no stream to resume; starting anew" in capsys.readouterr().err
+    finished = out.read_bytes()
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 2
+    assert f"--resume: {out} is finished; choose another --out" in capsys.readouterr().err
+    assert out.read_bytes() == finished
+
+
 def test_a_stream_gone_on_with_may_be_longer_and_has_the_cues_that_were_after_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -245,6 +271,7 @@ def test_a_loss_before_the_first_chunk_does_not_bring_an_earlier_stream_back(
 ) -> None:
     out = tmp_path / "a.mp4"
     lose_the_link_after(2, out)
+    (tmp_path / ".a.mp4.journal").unlink()  # as one who wants to start anew is told to
     capfd.readouterr()
     at_start = Fault(action="kill", rank=1, point=FaultPoint.START, chunk=-1)
     monkeypatch.setenv("SCOPE_FAULTS", kill(at_start))

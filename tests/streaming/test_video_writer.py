@@ -310,9 +310,9 @@ def test_two_living_writers_of_one_video_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "video.mp4"
     with writer_for(path) as writer:
         writer.write(moving_square(2))
-        with pytest.raises(UserInputError, match="another process is recording to it"):
+        with pytest.raises(UserInputError, match="another process is writing it"):
             writer_for(path)
-        with pytest.raises(UserInputError, match="another process is recording to it"):
+        with pytest.raises(UserInputError, match="another process is writing it"):
             check_recordable(path, width=SIDE, height=SIDE, fps=16)
         with writer_for(tmp_path / "other.mp4") as other:
             other.write(moving_square(2))

@@ -105,5 +105,6 @@ def _require(library: str) -> None:
         import_module(library)
     except ModuleNotFoundError as error:
         raise UserInputError(
-            f"kv-bench needs {library}, which is not installed; pip install 'scope-rt[bench]'"
+            f"kv-bench needs {library}, which is not installed; run scripts/kv_bench, which "
+            "installs it, or pip install 'scope-rt[bench]'"
         ) from error
