@@ -1,8 +1,8 @@
 """The flight recorder never ends the stream.
 
 A record is one write to the operating system, so a crash of this process loses none; the stream
-waits for it, `STALL_TIMEOUT_S` at most. What cannot be recorded (disk full, file gone, a disk that
-gives no answer) ends the recording at its last whole record; `failure` says why.
+waits for it, and so for a disk that gives no answer. What cannot be recorded (disk full, file gone)
+ends the recording at its last whole record; `failure` says why.
 """
 
 import hashlib
@@ -31,7 +31,6 @@ from scope_contracts.recording_file import append, create, pack
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive
 from scope_rt.faults import FaultPoint, Faults, NoFaults
-from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.tensors import spec_of
 
 _MOST_ERROR_CHARACTERS = 4096
@@ -58,7 +57,6 @@ class Recorder:
         self._failed = False
         self._end = 0
         self._file: FileIO | None = None
-        self._disk = DaemonExecutor("recorder")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = append(path) if resume else create(path)
@@ -131,18 +129,22 @@ class Recorder:
         """End the recording; without `failed` before it, the stream ended in order. Idempotent."""
         if not self._failed:
             self._write(Closed(at_s=time.time()))
+        self._release()
+
+    def _release(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
-                answer(self._disk.submit(file.close), timeout_s=STALL_TIMEOUT_S)
+                file.close()
 
     def _write(self, record: Record, blob: bytes = b"") -> None:
         if self._file is None:
             return
         try:
             data = pack(record, blob)
-            data = self._faults.reach(FaultPoint.RECORD, self._chunk_index, data)
-            answer(self._disk.submit(_append, self._file, data), timeout_s=STALL_TIMEOUT_S)
+            left = memoryview(self._faults.reach(FaultPoint.RECORD, self._chunk_index, data))
+            while left:
+                left = left[self._file.write(left) :]
             self._end += len(data)
         except (OSError, ContractError) as error:
             self._stop(error)
@@ -154,24 +156,9 @@ class Recorder:
             "free disk space or choose another file"
         )
         if self._file is not None:
-            cut = self._disk.submit(_cut_off, self._file, self._end)
-            self._file = None
-            if not isinstance(
-                error, StallError
-            ):  # behind a call that stalled it may come much later
-                with suppress(StallError):
-                    answer(cut, timeout_s=STALL_TIMEOUT_S)
-
-
-def _append(file: FileIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-
-
-def _cut_off(file: FileIO, end: int) -> None:
-    with suppress(OSError), file:
-        file.truncate(end)
+            with suppress(OSError):
+                self._file.truncate(self._end)
+            self._release()
 
 
 def _raw(tensor: Tensor) -> bytes:

@@ -11,7 +11,6 @@ import pytest
 
 from scope_rt.control import stream_state
 from scope_rt.control.stream_state import Checkpoint, CheckpointError
-from scope_rt.streaming import recorder as recorder_module
 from scope_rt.streaming.segments import SegmentJournal
 from scope_rt.streaming.video_writer import RecordingError
 from scope_runners import journal as journal_module
@@ -19,8 +18,6 @@ from scope_runners.journal import Journal, read
 from tests.control.test_controller import SETTINGS, MemoryMesh, controller
 from tests.runners.test_journal import REQUEST, record
 from tests.streaming.test_full_disk import CHUNK, noise, num_frames_in, writer_for
-from tests.streaming.test_recorder import ENVELOPE, chunk, tell
-from tests.streaming.test_recorder import read as read_recording
 
 BOUND_S = 0.2
 
@@ -51,7 +48,7 @@ class File(FileIO):
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    for module in (stream_state, journal_module, recorder_module):
+    for module in (stream_state, journal_module):
         monkeypatch.setattr(module, "STALL_TIMEOUT_S", BOUND_S)
     disk = Disk()
     yield disk
@@ -109,29 +106,6 @@ def test_a_journal_that_stalls_is_named_and_keeps_its_whole_lines(
     disk.back.set()
     journal._disk.settle(timeout_s=20)
     journal.close()
-
-
-def test_a_recording_that_stalls_ends_at_a_whole_record_and_not_the_stream(
-    tmp_path: Path, disk: Disk
-) -> None:
-    path = tmp_path / "a.scope"
-    recorder = tell(path)
-    assert recorder._file is not None
-    recorder._file.close()
-    recorder._file = File(path, disk)
-    told = path.stat().st_size
-    disk.stalls.set()
-    recorder.planned(ENVELOPE)
-    assert not disk.back.is_set()
-    want = f"{path} ended after {told} bytes (no answer from the disk for 0.2 s); the stream goes"
-    assert recorder.failure is not None
-    assert want in recorder.failure
-    recorder.finished(chunk(1))
-    recorder.close()
-    disk.back.set()
-    recorder._disk.settle(timeout_s=20)
-    assert path.stat().st_size == told
-    assert len(read_recording(path)[0]) == 3
 
 
 @pytest.mark.parametrize("num_chunks", [0, 1])
