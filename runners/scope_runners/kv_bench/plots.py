@@ -1,7 +1,7 @@
 """Curves become pictures: one PNG for each key, a panel for each curve, measured lines solid.
 
 Points are rings, one line's within another's, so that equal figures hide none of their lines; lines
-that all panels share are explained once, below them.
+that all panels share are explained once, below them, where the legend hides nothing.
 """
 
 from collections import defaultdict
@@ -18,7 +18,8 @@ from scope_runners.kv_bench.result import Curve
 PANEL_INCHES = (4.6, 3.6)
 MOST_COLUMNS = 3
 DOTS_PER_INCH = 110
-LEGEND_INCHES = 0.35
+LEGEND_INCHES = 0.3
+"""Of one row of a legend that stands below the panels."""
 SMALLEST_RING, WIDER_BY = 4, 2.5
 """Points of the last line's rings, and how much wider those of each line before it are."""
 _PLAIN = StrMethodFormatter("{x:g}")
@@ -40,8 +41,11 @@ def _write(path: Path, curves: Sequence[Curve]) -> Path:
     num_columns = min(len(curves), MOST_COLUMNS)
     num_rows = -(-len(curves) // num_columns)
     width, height = PANEL_INCHES
-    is_shared = len(curves) > 1 and len({tuple(x.name for x in c.lines) for c in curves}) == 1
-    size = (width * num_columns, height * num_rows + LEGEND_INCHES * is_shared)
+    names = {tuple(line.name for line in curve.lines) for curve in curves}
+    is_shared = len(names) == 1 and len(curves[0].lines) > 1
+    legend_columns = 2 * num_columns
+    legend_rows = -(-len(curves[0].lines) // legend_columns) if is_shared else 0
+    size = (width * num_columns, height * num_rows + LEGEND_INCHES * legend_rows)
     figure = Figure(figsize=size, layout="constrained")
     axes = list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
     for axis, curve in zip(axes, curves, strict=False):
@@ -50,7 +54,7 @@ def _write(path: Path, curves: Sequence[Curve]) -> Path:
             axis.legend(fontsize="small", labelspacing=0.8)
     if is_shared:
         shown = axes[0].get_legend_handles_labels()
-        figure.legend(*shown, loc="outside lower center", ncols=2 * num_columns, fontsize="small")
+        figure.legend(*shown, loc="outside lower center", ncols=legend_columns, fontsize="small")
     for axis in axes[len(curves) :]:
         axis.set_axis_off()
     with output_file.replacing(path, suffixes=(".png",)) as partial:
