@@ -18,7 +18,9 @@ import torch.distributed as dist
 from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
 from scope_rt.mesh.rendezvous import Meeting, named
 
-BEATS_PER_BOUND = 10
+BEATS_PER_BOUND = 20
+_FIRST_LOOK = 3
+"""Beats before the bound at which a silent rank is noticed; the next look names it, within it."""
 _GONE = 1 << 40
 """Far above any count of beats: a rank that leaves in order adds it."""
 _FINDING = "finding"
@@ -38,7 +40,7 @@ class Heartbeat:
         abort: Callable[[], None],
         is_over: Callable[[], bool],
     ) -> None:
-        """A rank may be silent for `bound_s`; `abort` ends the main thread's waits for others.
+        """A silent rank is named within `bound_s`; `abort` ends the main thread's waits for others.
 
         `is_over` says that the groups are gone and nothing is left to abort.
 
@@ -135,7 +137,7 @@ class Heartbeat:
                 now_s = time.monotonic()
                 if beat != beats[peer] or beat >= _GONE:
                     beats[peer], heard_s[peer] = beat, now_s
-                elif now_s - heard_s[peer] >= self._bound_s - interval_s:
+                elif now_s - heard_s[peer] >= self._bound_s - _FIRST_LOOK * interval_s:
                     silence_s[peer] = now_s - heard_s[peer]
             silent = sorted(suspects & silence_s.keys())
             if silent:

@@ -47,7 +47,7 @@ def test_a_silent_rank_is_named_and_waits_for_it_end(pulses: tuple[Pulse, Pulse]
     listener, _ = pulses
     listener.heartbeat.start()
     assert listener.aborted.wait(2 * BOUND_S)
-    with pytest.raises(LinkTimeoutError, match=r"^rank 1 sent no heartbeat for 1\.\d s; see"):
+    with pytest.raises(LinkTimeoutError, match=r"^rank 1 sent no heartbeat for (0\.9|1\.0) s; see"):
         listener.heartbeat.check()
 
 
