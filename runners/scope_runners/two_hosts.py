@@ -36,7 +36,7 @@ from scope_runners.request import CommandParser, positive
 from scope_runners.two_hosts_report import HostReport, TwoHostsReport, table
 
 HEARTBEAT_S = 5.0
-CUT_NAMED_S, KILL_NAMED_S = HEARTBEAT_S + 1.0, 2.0
+CUT_NAMED_S, KILL_NAMED_S = HEARTBEAT_S, 2.0
 """Within this after a cut, or a kill, the hosts have said what they lost."""
 _ENVIRON = {
     "GLOO_SOCKET_IFNAME": INTERFACE,

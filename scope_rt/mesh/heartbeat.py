@@ -1,7 +1,8 @@
 """Every rank says that it lives and listens to the others; of a lost rank all tell the same.
 
 A thread of each rank beats into the store of their meeting, over a connection of its own. A rank
-whose beat stands still for the bound is lost, and so is a store that gives no answer for as long.
+whose beat stands still is lost, and so is a store that gives no answer; both are named within the
+bound, so silence is noticed somewhat earlier.
 Whoever finds that, or a closed connection, writes it down in the store before acting on it: the
 first to write decides what all ranks report. Then the thread ends the conversations of the process
 groups, which frees a main thread that waits in one. Time in which this process itself did not run
@@ -19,8 +20,12 @@ from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
 from scope_rt.mesh.rendezvous import Meeting, named
 
 BEATS_PER_BOUND = 20
-_FIRST_LOOK = 3
-"""Beats before the bound at which a silent rank is noticed; the next look names it, within it."""
+_PATIENCE = 0.8
+"""Share of the bound after which silence is noticed: time is left for a second look and the end of
+all waits.
+"""
+_PAUSE_BEATS = 2
+"""A wait that took so many beats longer than it should was a pause of this process."""
 _GONE = 1 << 40
 """Far above any count of beats: a rank that leaves in order adds it."""
 _FINDING = "finding"
@@ -47,7 +52,8 @@ class Heartbeat:
         Raises:
             LinkTimeoutError: the store does not answer.
         """
-        self._store = meeting.connect(timeout_s=bound_s)
+        self._interval_s, self._patience_s = bound_s / BEATS_PER_BOUND, bound_s * _PATIENCE
+        self._store = meeting.connect(timeout_s=self._patience_s)
         self._point, self._rank, self._bound_s = meeting.point, meeting.rank, bound_s
         self._peers = [peer for peer in range(meeting.world_size) if peer != meeting.rank]
         self._abort, self._is_over = abort, is_over
@@ -113,9 +119,10 @@ class Heartbeat:
             finding = self._listen()
         except dist.DistError:
             is_cut_off = True
-            finding = LinkTimeoutError(f"{self._point} did not answer for {self._bound_s:.1f} s")
             # A closed connection may be rank0's orderly end, of which the main thread knows soon.
-            self._stop.wait(max(0.0, self._bound_s - (time.monotonic() - self._asked_s)))
+            self._stop.wait(max(0.0, self._patience_s - (time.monotonic() - self._asked_s)))
+            silence_s = time.monotonic() - self._asked_s
+            finding = LinkTimeoutError(f"{self._point} did not answer for {silence_s:.1f} s")
         if finding is not None and not self._stop.is_set() and not self._is_over():
             if is_cut_off:
                 self._lost = finding  # asking the store would take as long once more
@@ -125,11 +132,10 @@ class Heartbeat:
 
     def _listen(self) -> LinkTimeoutError | None:
         """Beat until a rank is silent for too long, or until this one leaves."""
-        interval_s = self._bound_s / BEATS_PER_BOUND
         beats = dict.fromkeys(self._peers, 0)
         heard_s = dict.fromkeys(self._peers, time.monotonic())
         suspects: set[int] = set()
-        while not self._waited_in_vain(interval_s, heard_s):
+        while not self._waited_in_vain(heard_s):
             self._store.add(_beat_key(self._rank), 1)
             silence_s: dict[int, float] = {}
             for peer in self._peers:
@@ -137,7 +143,7 @@ class Heartbeat:
                 now_s = time.monotonic()
                 if beat != beats[peer] or beat >= _GONE:
                     beats[peer], heard_s[peer] = beat, now_s
-                elif now_s - heard_s[peer] >= self._bound_s - _FIRST_LOOK * interval_s:
+                elif now_s - heard_s[peer] >= self._patience_s:
                     silence_s[peer] = now_s - heard_s[peer]
             silent = sorted(suspects & silence_s.keys())
             if silent:
@@ -148,13 +154,13 @@ class Heartbeat:
         self._store.add(_beat_key(self._rank), _GONE)
         return None
 
-    def _waited_in_vain(self, interval_s: float, heard_s: dict[int, float]) -> bool:
+    def _waited_in_vain(self, heard_s: dict[int, float]) -> bool:
         """Wait for the next beat; True when this rank leaves. A longer wait was no silence."""
         before_s = time.monotonic()
-        leaves = self._stop.wait(interval_s) or self._is_over()
+        leaves = self._stop.wait(self._interval_s) or self._is_over()
         self._asked_s = time.monotonic()
-        missed_s = self._asked_s - before_s - interval_s
-        if missed_s > interval_s:
+        missed_s = self._asked_s - before_s - self._interval_s
+        if missed_s > _PAUSE_BEATS * self._interval_s:
             for peer in heard_s:
                 heard_s[peer] += missed_s
         return leaves

@@ -7,8 +7,8 @@ from scope_runners.break_it.suite import Suite
 from scope_runners.break_it.table import rows
 from scope_runners.break_it.verdict import Result, Verdict
 
-HEARTBEAT_S = 3.0
-"""How long a rank may be silent in these tests."""
+HEARTBEAT_S = 5.0
+"""Within this a silent rank is named in these tests."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,6 @@ def test_the_stream_survives_a_stopped_rank(broken: Broken, role: Role) -> None:
     others = [end for rank, end in enumerate(result.ends) if rank != RANKS[role]]
     assert others == ["LinkTimeoutError"] * 2
     assert result.detected_s is not None
-    assert result.detected_s < HEARTBEAT_S + 1
+    assert result.detected_s < HEARTBEAT_S
     assert result.num_chunks == 8
     assert all(f"rank {RANKS[role]} sent no heartbeat" in said for said in result.sentences)

@@ -13,7 +13,7 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import LinkError
 from scope_rt.config import RuntimeConfig
 from scope_rt.mesh.process_group import ProcessGroups, World, join_world
-from scope_rt.mesh.rendezvous import host_store
+from scope_rt.mesh.rendezvous import MeetingPoint, host_store
 from scope_rt.mesh.topology import Topology
 from tests.multiprocess.ranks import Ranks, free_port
 
@@ -57,17 +57,22 @@ def wait_for_a_peer(groups: ProcessGroups, wait: str) -> None:
 
 
 def stop_rank_2(port: int, wait: str) -> str:
-    """The last rank is stopped while the others wait for each other, or for it."""
+    """The last rank is stopped while the others wait for each other, or for it.
+
+    Who notices that last wakes it again: until then, nobody's wait may end otherwise.
+    """
     world = join(port)
     groups = world.build_groups(PP0)
     pids = [int(pid) for pid in world.exchange(str(os.getpid()).encode())]
+    point = MeetingPoint(host="127.0.0.1", port=port, is_hosted_by_rank0=False)
+    noticed = point.connect(deadline_s=time.monotonic() + 20.0)
     world.heartbeat.start()
     try:
         if pids[2] == os.getpid():
             os.kill(os.getpid(), signal.SIGSTOP)
         wait_for_a_peer(groups, wait)
     except LinkError as error:
-        if pids[0] == os.getpid():
+        if os.getpid() != pids[2] and noticed.add(f"noticed/{wait}", 1) == 2:
             os.kill(pids[2], signal.SIGCONT)
         return f"{type(error).__name__}: {error}"
     finally:

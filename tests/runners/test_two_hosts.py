@@ -11,8 +11,8 @@ from scope_runners.two_hosts import Fault, main, misnamed
 from scope_runners.two_hosts_report import HostReport
 
 PP1_TP2 = Topology(plan_id=PlanId.PP1, tp_degree=2)
-FAR_SILENT = "rank 0: receive from rank 1: ranks 1, 2 sent no heartbeat for 5.0 s"
-STORE_SILENT = "rank 2: the store at 192.0.2.1:48817, hosted by rank 0, did not answer for 5.0 s"
+FAR_SILENT = "rank 0: receive from rank 1: ranks 1, 2 sent no heartbeat for 4.2 s"
+STORE_SILENT = "rank 2: the store at 192.0.2.1:48817, hosted by rank 0, did not answer for 4.0 s"
 LEADER_GONE = "rank 2: sum over ranks 1, 2: rank 1 closed the connection"
 FOLLOWER_GONE = "rank 0: receive from rank 1: rank 2 closed the connection"
 CONTROL_GONE = "rank 1: receive from rank 0: rank 0 closed the connection"

@@ -21,7 +21,7 @@ def _cut(topology: Topology, pace: Pace) -> Scenario | None:
         expected=Expected(
             headline=f"LinkTimeoutError {' '.join(map(str, (0, *far)))}",
             ends=(PEER_LOST,) * topology.world_size,
-            within_s=pace.silence_s,
+            within_s=pace.heartbeat_s,
             names={0: FAR_IS_SILENT, **dict.fromkeys(far, STORE_IS_SILENT)},
             resumes=True,
         ),

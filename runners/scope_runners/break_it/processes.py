@@ -84,7 +84,7 @@ def _stop(role: Role, topology: Topology, pace: Pace) -> Scenario | None:
     return Scenario(
         topology=topology,
         faults=(at(rank=rank, chunk=FAULT_CHUNK, point=point, action="stop"),),
-        expected=lost(rank, topology, STOPPED, within_s=pace.silence_s),
+        expected=lost(rank, topology, STOPPED, within_s=pace.heartbeat_s),
     )
 
 

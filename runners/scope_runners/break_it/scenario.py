@@ -52,14 +52,9 @@ class Pace:
     """How fast things are here: from chunk to chunk, each of `num_calls` generator calls."""
 
     heartbeat_s: float
-    """How long a rank may be silent."""
+    """Within this a stopped or cut-off rank is named."""
     chunk_s: float
     num_calls: int
-
-    @property
-    def silence_s(self) -> float:
-        """How long a stopped or cut-off rank may go unnoticed."""
-        return self.heartbeat_s + 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from scope_runners.soak.schedule import FaultKind, PlannedFault
 
 RESUME_S = 15.0
 """How long a group may take from the first sign of a loss to its next new chunk."""
-NOTICE_S = {FaultKind.STOP: HEARTBEAT_S + 1.0}
+NOTICE_S = {FaultKind.STOP: HEARTBEAT_S}
 """How long a fault may go unnoticed in a group that runs; others:"""
 DEAD_S = 2.0
 
