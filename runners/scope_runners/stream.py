@@ -27,7 +27,8 @@ from scope_runners.job import (
     degree_of,
     prepare,
 )
-from scope_runners.launcher import Attempt, Progress, Restarts, launch_attempts
+from scope_runners.launcher import Progress, Restarts, launch_attempts
+from scope_runners.rank_group import Attempt
 from scope_runners.rank_process import guarded_rank
 from scope_runners.request import StreamRequest, parse_stream_request
 from scope_runners.show import control

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from scope_runners import launcher
-from scope_runners.launcher import Attempt, Progress, Restarts
+from scope_runners import launcher, rank_group
+from scope_runners.launcher import Progress, Restarts
+from scope_runners.rank_group import LINGER_S, ORDERLY_END_S, Attempt
 from scope_runners.zygote import TERMINATE_S, Event, RankEnded, RankStarted
 
 HEEDED = (signal.SIGINT, signal.SIGHUP)
-BOUND_S = launcher.LINGER_S + TERMINATE_S + 2
+BOUND_S = LINGER_S + TERMINATE_S + 2
 SCRIPT = '''
 import os, pathlib, signal, sys, time
 
@@ -129,8 +130,8 @@ def test_peers_may_still_speak_and_the_first_failure_counts(folder: Path) -> Non
 def test_rank0_may_conclude_after_others_were_told_to_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "LINGER_S", 0.1)
-    monkeypatch.setattr(launcher, "TERMINATE_S", 0.1)
+    monkeypatch.setattr(rank_group, "LINGER_S", 0.1)
+    monkeypatch.setattr(rank_group, "TERMINATE_S", 0.1)
     assert launch("conclude", "3")[0] == 3
     assert (folder / "rank0.concluded").exists()
 
@@ -139,9 +140,9 @@ def test_rank0_may_conclude_after_others_were_told_to_end(
 def test_nobody_waits_for_a_rank0_that_cannot_conclude(
     rank0: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "LINGER_S", 0.2)
-    monkeypatch.setattr(launcher, "TERMINATE_S", 0.5)
-    monkeypatch.setattr(launcher, "ORDERLY_END_S", 10_000.0)
+    monkeypatch.setattr(rank_group, "LINGER_S", 0.2)
+    monkeypatch.setattr(rank_group, "TERMINATE_S", 0.5)
+    monkeypatch.setattr(rank_group, "ORDERLY_END_S", 10_000.0)
     assert launch(rank0, "3", "deaf")[0] in (3, 7)
     assert not any(is_running(note) for note in folder.glob("*.started"))
 
@@ -149,7 +150,7 @@ def test_nobody_waits_for_a_rank0_that_cannot_conclude(
 def test_a_rank_that_stays_behind_a_finished_rank0_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launcher, "ORDERLY_END_S", 0.5)
+    monkeypatch.setattr(rank_group, "ORDERLY_END_S", 0.5)
     code, elapsed_s = launch("0", "sleep")
     assert code == 128 + signal.SIGTERM
     assert elapsed_s < BOUND_S
@@ -190,7 +191,7 @@ def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> 
     with subprocess.Popen([sys.executable, "-c", script]) as process:
         assert wait_for(lambda: len(list(folder.glob("*.started"))) == 2, seconds=20)
         process.send_signal(signum)
-        process.wait(timeout=launcher.ORDERLY_END_S + BOUND_S)
+        process.wait(timeout=ORDERLY_END_S + BOUND_S)
     notes = list(folder.glob("*.started"))
     assert wait_for(lambda: not any(map(is_running, notes)), seconds=BOUND_S)
     assert (folder / "rank0.SIGTERM").exists()

@@ -20,7 +20,8 @@ from scope_runners.break_it.scenario import Pace, Scenario, untouched
 from scope_runners.break_it.script import Cue, RankJob, Script
 from scope_runners.break_it.two_hosts import start_on_two_hosts
 from scope_runners.break_it.watch import Watch, start_here
-from scope_runners.launcher import Attempt, launch_attempts
+from scope_runners.launcher import launch_attempts
+from scope_runners.rank_group import Attempt
 
 MOST_RESTARTS = 2
 

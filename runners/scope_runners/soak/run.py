@@ -21,8 +21,9 @@ from scope_rt.mesh.topology import plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
 from scope_runners.arguments import fresh_folder, positive_number
-from scope_runners.launcher import Attempt, Progress, Restarts, launch_attempts
+from scope_runners.launcher import Progress, Restarts, launch_attempts
 from scope_runners.main import FAILED, guarded
+from scope_runners.rank_group import Attempt
 from scope_runners.replay_process import replayed
 from scope_runners.request import CommandParser, positive
 from scope_runners.soak.chaos import Chaos

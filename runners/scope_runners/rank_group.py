@@ -1,0 +1,236 @@
+"""The ranks of one attempt after another: who runs, who failed, and who is signalled when.
+
+Everything that happens comes through one queue, in order; every wait for ranks to end has a bound,
+after which they are sent SIGTERM, and at last SIGKILL.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from scope_runners.main import BAD_INPUT
+from scope_runners.zygote import (
+    TERMINATE_S,
+    Event,
+    RankEnded,
+    RankStarted,
+    Zygote,
+    ZygoteEnded,
+    is_stopped,
+)
+
+LINGER_S = 1.5
+"""After a rank failed, how long its peers may still say what they saw."""
+ORDERLY_END_S = 15.0
+"""How long an orderly end may take, once rank0 was asked for it or has reached it."""
+_LOOK_S = 1.0
+"""How often to look whether the zygote was stopped."""
+
+
+def _nothing_more(rank: int) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What one start of the group runs."""
+
+    argv: Sequence[str]
+    num_ranks: int
+    environ_of: Callable[[int], Mapping[str, str]] = _nothing_more
+    """Variables for single ranks, beside those that all have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What ended an attempt."""
+
+    rank: int
+    code: int
+    """As a shell counts."""
+    is_final: bool
+    """Another attempt would end the same way, or nobody wants one."""
+
+    def __str__(self) -> str:
+        if self.code > 128:
+            return f"rank {self.rank} ended by {signal.Signals(self.code - 128).name}"
+        return f"rank {self.rank} failed"
+
+
+class RankGroup:
+    """The ranks of one attempt after another, and what happens to them, in order."""
+
+    def __init__(
+        self, module: str, environ: Mapping[str, str], on_event: Callable[[int, Event], None]
+    ) -> None:
+        self._module, self._environ, self._on_event = module, environ, on_event
+        # Its put may interrupt its get, so a signal handler may call it.
+        self._events: SimpleQueue[Event | signal.Signals] = SimpleQueue()
+        self._zygote: Zygote | None = None
+        self._stopped_by: signal.Signals | None = None
+        self._running: set[int] = set()
+        self._pids: dict[int, int] = {}
+        self._failed: list[RankEnded] = []
+        self._num_unprompted: int | None = None
+        self._deadline_s: float | None = None
+        self._signals_left: list[signal.Signals] = []
+
+    def ask_to_stop(self, signum: int, frame: FrameType | None) -> None:
+        """The handler of signals to the launcher."""
+        self._events.put(signal.Signals(signum))
+
+    def run(self, number: int, attempt: Attempt, *, restarts_left: int) -> Failure | None:
+        """Run one attempt; returns when none of its ranks runs any more."""
+        self._start(number, attempt, last=number + restarts_left)
+        rank0_is_done = False
+        while self._running:
+            event = self._next_event()
+            if not isinstance(event, signal.Signals | None):
+                self._on_event(number, event)
+            match event:
+                case RankStarted(rank, pid):
+                    self._pids[rank] = pid
+                    if rank == 0 and self._stopped_by is not None:
+                        self._pass_on(self._stopped_by)
+                case RankEnded(rank, code):
+                    self._running.discard(rank)
+                    rank0_is_done |= rank == 0 and not code
+                    if code:
+                        self._fail(event, at_once=restarts_left > 0 and not rank0_is_done)
+                    elif rank == 0:
+                        self._bound(ORDERLY_END_S)
+                case ZygoteEnded(code):
+                    self._lose_zygote(code)
+                case signal.Signals() as signum:
+                    self._stop(signum)
+                case None:
+                    if not self._escalate():
+                        break
+        return self._failure(is_final=rank0_is_done or bool(self._running))
+
+    def close(self) -> None:
+        """End what still runs, at once."""
+        self._signal(signal.SIGKILL, self._running)
+        if self._zygote is not None:
+            self._zygote.close()
+
+    def _start(self, number: int, attempt: Attempt, *, last: int) -> None:
+        if self._zygote is None:
+            self._zygote = Zygote(self._module, self._environ, tell=self._events.put)
+        self._running = set(range(attempt.num_ranks))
+        self._pids, self._failed = {}, []
+        self._num_unprompted = self._deadline_s = None
+        self._signals_left = [signal.SIGTERM, signal.SIGKILL]
+        shared = {
+            "WORLD_SIZE": str(attempt.num_ranks),
+            "TORCHELASTIC_RESTART_COUNT": str(number),
+            "TORCHELASTIC_MAX_RESTARTS": str(last),
+        }
+        for rank in range(attempt.num_ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._zygote.start(rank, attempt.argv, shared | place | {**attempt.environ_of(rank)})
+
+    def _next_event(self) -> Event | signal.Signals | None:
+        """The next event; None when the deadline comes first."""
+        stopped_s = 0.0
+        while True:
+            left_s = _LOOK_S
+            if self._deadline_s is not None:
+                left_s = min(left_s, max(0.0, self._deadline_s - time.monotonic()))
+            try:
+                return self._events.get(timeout=left_s)
+            except Empty:
+                if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+                    return None
+            zygote = self._zygote
+            stopped_s = stopped_s + left_s if zygote and is_stopped(zygote.pid) else 0.0
+            if zygote and stopped_s >= TERMINATE_S:
+                zygote.kill()
+
+    def _bound(self, seconds: float) -> None:
+        """Signal what still runs in `seconds`, or earlier where that was already decided."""
+        deadline_s = time.monotonic() + seconds
+        self._deadline_s = min(deadline_s, self._deadline_s or deadline_s)
+
+    def _fail(self, end: RankEnded, *, at_once: bool) -> None:
+        """Let the peers say what they saw, then end them: `at_once` where all will start again."""
+        self._failed.append(end)
+        if len(self._failed) > 1:
+            if end.rank == 0:
+                self._bound(TERMINATE_S)  # nobody concludes any more
+            return
+        self._bound(LINGER_S)
+        if at_once:
+            self._signals_left = [signal.SIGKILL]
+        elif end.code < 0 and self._stopped_by is None:
+            name = signal.Signals(-end.code).name
+            print(f"rank {end.rank}: ended by {name}; stopping the other ranks", file=sys.stderr)
+
+    def _failure(self, *, is_final: bool) -> Failure | None:
+        """What ended the attempt: a signal from outside rather than what others made of it."""
+        if self._running:
+            return Failure(rank=min(self._running), code=128 + signal.SIGKILL, is_final=True)
+        if not self._failed:
+            return None
+        unprompted = self._failed[: self._num_unprompted]
+        killed = [end for end in unprompted if end.code < 0]
+        cause = (killed or self._failed)[0]
+        obeyed = cause.code == BAD_INPUT or cause.code > 128
+        return Failure(
+            rank=cause.rank,
+            code=cause.code if cause.code > 0 else 128 - cause.code,
+            is_final=is_final or obeyed or self._stopped_by is not None,
+        )
+
+    def _lose_zygote(self, code: int) -> None:
+        """Nobody would tell of the ranks any more: end them, and take them for ended."""
+        self._signal(signal.SIGKILL, self._running)
+        for rank in self._running:
+            is_new = rank not in self._pids
+            self._events.put(RankEnded(rank, code or 1 if is_new else -signal.SIGKILL))
+        if self._zygote is not None:
+            self._zygote.close()
+            self._zygote = None
+
+    def _stop(self, signum: signal.Signals) -> None:
+        """Hand the first signal to rank0, which ends the stream in order; obey the second now."""
+        if self._stopped_by is not None:
+            self._signals_left = [signal.SIGKILL]
+            self._bound(0.0)
+            return
+        self._stopped_by = signum
+        self._bound(ORDERLY_END_S)
+        self._pass_on(signum)
+
+    def _pass_on(self, signum: signal.Signals) -> None:
+        self._signal(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM, {0})
+
+    def _escalate(self) -> bool:
+        """Send SIGTERM, later SIGKILL; False when even that is spent."""
+        if not self._signals_left:
+            return False
+        if self._num_unprompted is None:
+            self._num_unprompted = len(self._failed)
+        signum = self._signals_left.pop(0)
+        self._signal(signum, self._running)
+        patience_s = TERMINATE_S
+        if signum == signal.SIGTERM and self._may_conclude():
+            patience_s = ORDERLY_END_S
+        self._deadline_s = time.monotonic() + patience_s
+        return True
+
+    def _may_conclude(self) -> bool:
+        """Whether rank0 may be at the video's end, which others' failure must not cut short."""
+        pid = self._pids.get(0) if 0 in self._running else None
+        return pid is not None and self._stopped_by is None and not is_stopped(pid)
+
+    def _signal(self, signum: signal.Signals, ranks: Set[int]) -> None:
+        for rank in ranks & self._running & self._pids.keys():
+            with suppress(ProcessLookupError):  # only where the zygote is gone
+                os.kill(self._pids[rank], signum)
