@@ -3,7 +3,6 @@
 Every rank of a plan runs the same lines; on mesh ranks `stream` serves rank0 and yields nothing.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,35 +12,27 @@ from typing import Self
 
 import torch
 
-from scope_contracts.cache_spec import CacheChoice, CacheKind
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
-from scope_contracts.recording import NOT_RESUMED, Opened
-from scope_rt import __version__
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
-from scope_rt.control.context import ContextMemory, anchor_encoder
 from scope_rt.control.controller import Controller, Stages
 from scope_rt.control.inbox import Conditioning, Directive, Receipt, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
-from scope_rt.control.recompute import Recompute, choose_recompute
 from scope_rt.control.recording import NullRecorder, StreamRecorder
 from scope_rt.control.stream_state import Checkpoint, StreamState
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.faults import Faults, InjectedFaults, NoFaults, decode
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.full_pipeline import FullPipeline
-from scope_rt.mesh.rank import Rank, RankSetup, Stand
+from scope_rt.mesh.rank import Rank, Stand
 from scope_rt.mesh.topology import Topology, plan_named
-from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_rt.models.loading import EMBEDDED
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.past import Past, own_past
-from scope_rt.models.recipe import Recipe
-from scope_rt.models.shards import check_degree
+from scope_rt.stream_setup import StreamSetup
 from scope_rt.streaming.recorder import Recorder
 from scope_rt.streaming.trace import NullTrace, Span, Trace
-from scope_rt.tensors import NAMES
-from scope_rt.vae.codec import VideoCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,47 +98,21 @@ class StreamSession:
     ) -> None:
         self.trace: Trace = trace or NullTrace()
         config = config or RuntimeConfig.from_environment()
-        folder = ModelFolder.open(model)
-        self.recipe = folder.recipe
-        height = self.recipe.default_height if height is None else height
-        width = self.recipe.default_width if width is None else width
-        topology = Topology(plan_id=plan_named(plan), tp_degree=tp)
-        check_degree(folder.config, tp)
-        chosen = choose_recompute(self.recipe, recompute, every=config.kv_cache_recompute_every)
-        cache = choose_cache(self.recipe, kv_cache, config)
-        codec, self._text_encoder = folder.codec(), folder.text_encoder()
-        geometry = folder.geometry(codec=codec, text=self._text_encoder, dtype=dtype)
-        check_inputs(
-            height=height,
-            width=width,
-            multiple=geometry.pixel_multiple,
-            seed=seed,
-            kv_cache_attention_bias=kv_cache_attention_bias,
-        )
-        setup = RankSetup(
-            model=folder,
-            topology=topology,
+        setup = self._setup = StreamSetup.of(
+            model,
+            topology=Topology(plan_id=plan_named(plan), tp_degree=tp),
             config=config,
-            dtype=dtype,
+            seed=seed,
             height=height,
             width=width,
-            recompute_every=chosen.every,
-            recompute_anchor=str(chosen.anchor),
-            cache=cache,
+            dtype=dtype,
+            kv_cache_attention_bias=kv_cache_attention_bias,
+            kv_cache=kv_cache,
+            recompute=recompute,
             past=past,
         )
-        settings = StreamSettings(
-            plan_id=topology.plan_id,
-            recipe=folder.recipe,
-            height=height,
-            width=width,
-            base_seed=seed,
-            kv_cache_attention_bias=kv_cache_attention_bias,
-            recompute_every=chosen.every,
-            bring_up=config.bring_up,
-        )
-        self.cache_spec = setup.cache_spec(geometry)
-        self.cache_bytes = self.cache_spec.num_bytes(topology.tp_degree)
+        self.recipe, self.cache_spec = setup.recipe, setup.cache_spec
+        self.cache_bytes = self.cache_spec.num_bytes(setup.rank.topology.tp_degree)
         """Of a generator rank."""
         self.is_control_rank = config.rank == 0
         self._instruments = instruments_of(config, self.trace)
@@ -155,23 +120,23 @@ class StreamSession:
         self._controller: Controller | None = None
         self._served = False
         self._spans: tuple[Span, ...] | None = None
-        memory = self._memory(codec, chosen)
+        self._memory = setup.memory()
         pipeline = FullPipeline(
             noise=SeededNoise(),
-            decoder=codec.streaming_decoder(),
-            memory=memory,
+            decoder=setup.codec.streaming_decoder(),
+            memory=self._memory,
             past=past,
         )
-        self._rank = Rank(setup, geometry, instruments=self._instruments, pipeline=pipeline)
+        self._rank = Rank(
+            setup.rank, setup.geometry, instruments=self._instruments, pipeline=pipeline
+        )
         with ExitStack() as on_error:
             on_error.callback(self._rank.leave)
-            self._checkpoint: Checkpoint | None = None
-            saved = None
+            kept = None
             if self.is_control_rank and checkpoint is not None:
-                identity = _identity(setup, settings)
-                self._checkpoint = Checkpoint(checkpoint, identity, run_id=self._rank.run_id)
-                saved = _saved(self._checkpoint, settings, config, resume=resume)
-            planner = Planner(settings=settings) if saved is None else saved.position.planner
+                kept = Checkpoint(checkpoint, setup.identity(), run_id=self._rank.run_id)
+            saved = None if kept is None else _saved(kept, setup.settings, config, resume=resume)
+            planner = Planner(settings=setup.settings) if saved is None else saved.position.planner
             stand = Stand(position=planner.position)
             if saved is not None:
                 stand = replace(stand, memory=saved.memory, decoder=saved.decoder_after)
@@ -182,32 +147,18 @@ class StreamSession:
             """Chunks that the consumer held for good when that stream was saved."""
             if self.is_control_rank:
                 if record is not None:
-                    opened = _opened(setup, settings, str(model), self.resumed_at_chunk)
-                    faults = self._instruments.faults
+                    opened = setup.opened(model=str(model), resumed_at_chunk=self.resumed_at_chunk)
                     self._recorder = Recorder(
-                        record, opened, resume=saved is not None, faults=faults
+                        record,
+                        opened,
+                        resume=saved is not None,
+                        faults=self._instruments.faults,
                     )
-                stages = Stages(
-                    mesh=self._rank.port(),
-                    decoder=codec.streaming_decoder(),
-                    memory=memory,
-                    noise=SeededNoise(),
-                    geometry=geometry,
-                    cache=self.cache_spec,
-                    past=past,
-                )
-                self._controller = Controller(
-                    planner,
-                    stages,
-                    max_in_flight=topology.max_in_flight,
-                    recorder=self._recorder,
-                    instruments=self._instruments,
-                    checkpoint=self._checkpoint,
-                )
+                self._controller = self._control(planner, kept)
                 if saved is not None:
                     self._controller.resume(saved)
-                elif self._checkpoint is not None:
-                    self._checkpoint.clear()  # last: what is refused before leaves it as it was
+                elif kept is not None:
+                    kept.clear()  # last: what is refused before leaves it as it was
             on_error.pop_all()
 
     @property
@@ -327,18 +278,30 @@ class StreamSession:
     ) -> Directive:
         if prompt is None and transition is not None:
             raise UserInputError("a transition leads to a new prompt; give one with it")
-        text = None if prompt is None else Conditioning(prompt, self._text_encoder([prompt]))
+        text = None if prompt is None else Conditioning(prompt, self._setup.text_encoder([prompt]))
         return Directive(
             conditioning=text, transition=transition, hard_cut=hard_cut, recompute=recompute
         )
 
-    def _memory(self, codec: VideoCodec, recompute: Recompute) -> ContextMemory:
-        return ContextMemory(
-            self.recipe,
-            anchor=recompute.anchor,
-            encode_anchor=anchor_encoder(codec),
-            first_latent_frames=codec.first_latent_frames,
-            temporal_stride=codec.temporal_stride,
+    def _control(self, planner: Planner, checkpoint: Checkpoint | None) -> Controller:
+        """Rank0's loop over what this session has set up."""
+        setup = self._setup
+        stages = Stages(
+            mesh=self._rank.port(),
+            decoder=setup.codec.streaming_decoder(),
+            memory=self._memory,
+            noise=SeededNoise(),
+            geometry=setup.geometry,
+            cache=setup.cache_spec,
+            past=setup.rank.past,
+        )
+        return Controller(
+            planner,
+            stages,
+            max_in_flight=setup.rank.topology.max_in_flight,
+            recorder=self._recorder,
+            instruments=self._instruments,
+            checkpoint=checkpoint,
         )
 
 
@@ -360,79 +323,3 @@ def _saved(
         tells_runs = config.world_size > 1 and (config.store_is_hosted or config.run_id is not None)
         resume = checkpoint.is_of_this_run() if tells_runs else config.attempt > 0
     return checkpoint.load(settings) if resume else None
-
-
-def _identity(setup: RankSetup, settings: StreamSettings) -> dict[str, str | int | float]:
-    """What must be the same for a stream to go on; plan and TP degree may differ."""
-    return {
-        "model": setup.model.fingerprint(),
-        "seed": settings.base_seed,
-        "height": settings.height,
-        "width": settings.width,
-        "dtype": str(setup.dtype),
-        "kv_cache_attention_bias": settings.kv_cache_attention_bias,
-        "recompute_every": settings.recompute_every,
-        "recompute_anchor": setup.recompute_anchor,
-        "kv_cache": str(setup.cache),
-    }
-
-
-def _opened(
-    setup: RankSetup, settings: StreamSettings, model: str, resumed_at_chunk: int | None
-) -> Opened:
-    """The first record of a recording."""
-    return Opened(
-        at_s=time.time(),
-        package_version=__version__,
-        torch_version=str(torch.__version__),
-        model=model,
-        model_fingerprint=setup.model.fingerprint(),
-        plan_id=settings.plan_id,
-        tp_degree=setup.topology.tp_degree,
-        height=settings.height,
-        width=settings.width,
-        dtype=NAMES[setup.dtype],
-        base_seed=settings.base_seed,
-        kv_cache_attention_bias=settings.kv_cache_attention_bias,
-        backend=setup.backend.name,
-        kv_cache_recompute_every=settings.recompute_every,
-        recompute_anchor=setup.recompute_anchor,
-        kv_cache=str(setup.cache),
-        frames_per_block=settings.recipe.frames_per_block,
-        fps=settings.recipe.fps,
-        resumed_at_chunk=NOT_RESUMED if resumed_at_chunk is None else resumed_at_chunk,
-    )
-
-
-def choose_cache(recipe: Recipe, kv_cache: str | None, config: RuntimeConfig) -> CacheChoice:
-    """The cache that follows from the argument, the environment and the model.
-
-    Raises:
-        UserInputError: there is no such kind, or not for this model.
-    """
-    choice = CacheChoice.named(kv_cache or config.kv_cache or CacheKind.RING)
-    recipe.check_cache(choice)
-    return choice
-
-
-def check_inputs(
-    *, height: int, width: int, multiple: int, seed: int, kv_cache_attention_bias: float
-) -> None:
-    """Refuse what no stream can use; `multiple` is the codec's, in pixels.
-
-    Raises:
-        UserInputError: naming the argument and a value that works.
-    """
-    for name, pixels in (("height", height), ("width", width)):
-        if pixels < multiple or pixels % multiple:
-            raise UserInputError(
-                f"--{name} {pixels} is not a positive multiple of {multiple}; "
-                f"try {max(multiple, pixels // multiple * multiple)}"
-            )
-    if not 0 <= seed < 2**63:
-        raise UserInputError(f"--seed {seed} is out of range; give a number from 0 to 2^63 - 1")
-    if not 0 < kv_cache_attention_bias <= 1:
-        raise UserInputError(
-            f"--kv-cache-attention-bias {kv_cache_attention_bias} is out of range; "
-            f"want 0 < bias <= 1"
-        )

@@ -11,20 +11,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-import torch
-
 from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import UserInputError
-from scope_contracts.geometry import PATCH_SIZE
 from scope_rt.config import RuntimeConfig
-from scope_rt.control.recompute import RecomputeMode, choose_recompute
+from scope_rt.control.recompute import RecomputeMode
 from scope_rt.control.transition import Interpolation, TransitionSpec
-from scope_rt.mesh.rank import RankSetup
 from scope_rt.mesh.topology import Topology
-from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
-from scope_rt.session import ScheduledEvent, check_inputs, choose_cache
+from scope_rt.session import ScheduledEvent
+from scope_rt.stream_setup import StreamSetup
 from scope_rt.streaming.output_file import claim
 from scope_rt.streaming.video_writer import check_recordable
 from scope_rt.text.words import WordTextEncoder
@@ -89,54 +85,38 @@ def prepare(request: StreamRequest, config: RuntimeConfig) -> StreamJob:
         UserInputError: the request cannot be met; the sentence names the flag to change.
     """
     topology = _topology(request, config)
-    model = ModelFolder.open(request.model)
-    check_degree(model.config, topology.tp_degree)
-    codec, text_encoder = model.codec(), model.text_encoder()
-    _check_prompts(request, text_encoder)
-    recipe = model.recipe
-    choose_recompute(recipe, request.recompute, every=config.kv_cache_recompute_every)
     if request.recompute == RecomputeMode.R0 and not request.accept_quality_loss:
         raise UserInputError(
             "--recompute r0 trades quality for speed; add --accept-quality-loss, or use r0a"
         )
-    if request.fallback_tp is not None:
-        fallback = Topology(plan_id=request.plan, tp_degree=request.fallback_tp)
-        check_degree(model.config, fallback.tp_degree)
-    height = recipe.default_height if request.height is None else request.height
-    width = recipe.default_width if request.width is None else request.width
-    check_inputs(
-        height=height,
-        width=width,
-        multiple=PATCH_SIZE * codec.spatial_stride,
-        seed=request.seed,
-        kv_cache_attention_bias=request.kv_cache_attention_bias,
-    )
-    cache = choose_cache(recipe, request.kv_cache, config)
-    setup = RankSetup(
-        model=model,
+    setup = StreamSetup.of(
+        request.model,
         topology=topology,
         config=config,
-        dtype=torch.float32,
-        height=height,
-        width=width,
-        cache=cache,
+        seed=request.seed,
+        height=request.height,
+        width=request.width,
+        kv_cache_attention_bias=request.kv_cache_attention_bias,
+        kv_cache=request.kv_cache,
+        recompute=request.recompute,
     )
-    try:
-        setup.cache_spec(model.geometry(codec=codec, text=text_encoder, dtype=setup.dtype))
-    except UserInputError as error:
-        raise UserInputError(f"--kv-cache {cache}: {error}") from None
+    _check_prompts(request, setup.text_encoder)
+    if request.fallback_tp is not None:
+        fallback = Topology(plan_id=request.plan, tp_degree=request.fallback_tp)
+        check_degree(setup.rank.model.config, fallback.tp_degree)
+    recipe = setup.recipe
     return StreamJob(
         request=request,
         topology=topology,
         recipe=recipe,
-        cache=cache,
+        cache=setup.rank.cache,
         timeline=place_events(
             request,
             fps=recipe.fps,
-            frames_per_chunk=codec.temporal_stride * recipe.frames_per_block,
+            frames_per_chunk=setup.codec.temporal_stride * recipe.frames_per_block,
         ),
-        height=height,
-        width=width,
+        height=setup.settings.height,
+        width=setup.settings.width,
     )
 
 
