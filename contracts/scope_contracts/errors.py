@@ -109,6 +109,8 @@ class LinkError(ScopeError):
 class PeerLostError(LinkError):
     """A peer died or closed its link. Look at that rank's own log for the first error."""
 
+    runbook: ClassVar[str | None] = "rank-loss"
+
 
 class LinkTimeoutError(LinkError):
     """A bounded wait ran out while the peer stayed silent. Look at the rank the message names."""

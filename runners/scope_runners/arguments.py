@@ -1,4 +1,4 @@
-"""A length or a folder that cannot be used is refused before anything starts or is written."""
+"""What cannot be used, a length, a seed or a folder, is refused before anything starts."""
 
 import argparse
 from pathlib import Path
@@ -18,6 +18,13 @@ def positive_number(text: str) -> float:
     if not 0 < number <= MOST:  # which nan is not either
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0, {MOST:,.0f} at most")
     return number
+
+
+def seed(text: str) -> int:
+    """An argument type: of random choices; equal ones make equal streams."""
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
 
 
 def fresh_folder(path: Path, *, otherwise: str = "") -> Path:

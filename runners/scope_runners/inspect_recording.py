@@ -17,6 +17,7 @@ from pathlib import Path
 from scope_contracts.recording import Control, Opened
 from scope_contracts.recording_file import RecordingReader
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
+from scope_runners.wording import counted, printable
 
 SHOWN_STAGES = ("generate", "decode", "wait")
 
@@ -139,11 +140,11 @@ def balance(stream: RecordedStream, lines: Sequence[ChunkLine]) -> str:
     num_dropped = sum(line.fate is Fate.DROPPED for line in lines)
     num_recomputes = sum(line.do_kv_recompute for line in lines)
     counts = [
-        f"{_counted(len(shown), 'chunk')} ({video_s:.1f} s of video)",
-        _counted(len({line.cache_epoch for line in lines}), "epoch"),
+        f"{counted(len(shown), 'chunk')} ({video_s:.1f} s of video)",
+        counted(len({line.cache_epoch for line in lines}), "epoch"),
         f"{num_dropped} dropped",
-        _counted(num_recomputes, "recompute"),
-        _counted(len(stream.restarts), "restart"),
+        counted(num_recomputes, "recompute"),
+        counted(len(stream.restarts), "restart"),
     ]
     return ", ".join(counts) + f"; {_ending(stream)}"
 
@@ -162,14 +163,8 @@ def table(stream: RecordedStream, lines: Sequence[ChunkLine]) -> str:
     for _, group in groupby(enumerate(lines), key=_row_key):
         rows += _rows([line for _, line in group])
     shown = {line.chunk_index for line in lines}
-    rows += [f"failed: {f.error}" for f in stream.failures if f.chunk_index not in shown]
+    rows += [f"failed: {f.error}" for f in stream.last_failures if f.chunk_index not in shown]
     return "\n".join(map(printable, rows))
-
-
-def printable(text: str, *, most: int = 300) -> str:
-    """`text` without what would move a terminal's cursor, and not without end."""
-    clipped = text if len(text) <= most else text[: most - 1] + "…"
-    return "".join(character if character.isprintable() else "?" for character in clipped)
 
 
 def _rows(lines: Sequence[ChunkLine]) -> list[str]:
@@ -196,10 +191,6 @@ def _median_ms(lines: Sequence[ChunkLine], stage: str) -> str:
     return f"{statistics.median(values):.1f}" if values else "-"
 
 
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
 def _fate(is_finished: bool, is_dropped: bool) -> Fate:
     if is_finished:
         return Fate.SHOWN
@@ -223,10 +214,12 @@ def _events(stream: RecordedStream) -> dict[int, list[str]]:
     def note(chunk_index: int, words: str) -> None:
         events.setdefault(chunk_index, []).append(words)
 
-    for failed in stream.failures:
-        note(failed.chunk_index, f"failed: {failed.error}")
     for restart in stream.restarts:
+        for failed in restart.causes:
+            note(restart.chunk_index, f"chunk {failed.chunk_index} failed: {failed.error}")
         note(restart.chunk_index, f"restart, {restart.gap_s:.1f} s after the last record")
+    for failed in stream.last_failures:
+        note(failed.chunk_index, f"failed: {failed.error}")
     for control in stream.controls:
         for words in _control_words(control):
             note(control.chunk_index, words)

@@ -21,7 +21,7 @@ from scope_contracts.recording import (
     Planned,
     Record,
 )
-from scope_contracts.recording_file import Entry, RecordingReader
+from scope_contracts.recording_file import MAGIC, Entry, RecordingReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,8 @@ class Restart:
 
     chunk_index: int
     gap_s: float
+    causes: tuple[Failed, ...] = ()
+    """What failed since the start before it; where a process was killed, nothing could be told."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,11 @@ class RecordedStream:
     torn_bytes: int = 0
     damage: ContractError | None = None
     """Why nothing after the last record could be read, where no crash explains it."""
+
+    @property
+    def last_failures(self) -> list[Failed]:
+        """Those that no restart followed."""
+        return self.failures[sum(len(restart.causes) for restart in self.restarts) :]
 
     @property
     def opened(self) -> Opened:
@@ -76,7 +83,8 @@ class RecordedStream:
 
     def _resume(self, first: int, *, gap_s: float) -> None:
         """Forget what is planned again; a stream that starts over forgets all."""
-        self.restarts.append(Restart(chunk_index=max(0, first), gap_s=gap_s))
+        causes = tuple(self.last_failures)
+        self.restarts.append(Restart(chunk_index=max(0, first), gap_s=gap_s, causes=causes))
         self.num_lost += sum(index >= first for index in self.envelopes)
         self.controls = [control for control in self.controls if control.chunk_index < first]
         self.envelopes = {i: envelope for i, envelope in self.envelopes.items() if i < first}
@@ -96,11 +104,15 @@ def open_recording(path: Path) -> BinaryIO:
             raise UserInputError(
                 f"the recording {path} is no ordinary file; give a file that --record wrote"
             )
-        return path.open("rb")
+        file = path.open("rb")
     except OSError as error:
         raise UserInputError(
             f"cannot read the recording {path} ({error.strerror}); give a file that --record wrote"
         ) from error
+    if not MAGIC.startswith(file.read(len(MAGIC))):
+        file.close()
+        raise UserInputError(f"{path} is no recording; give a file that --record wrote")
+    return file
 
 
 def read_stream(reader: RecordingReader) -> tuple[RecordedStream, dict[int, Entry]]:

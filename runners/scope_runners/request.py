@@ -15,6 +15,7 @@ from scope_contracts.cache_spec import CacheKind
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_rt.mesh.topology import RUNNABLE, SHARED
+from scope_runners.arguments import seed
 
 EMBEDDED_MODEL = "tiny"
 
@@ -108,7 +109,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         default=Fraction(20),
         help="length of the video, rounded up to whole chunks (default 20)",
     )
-    add("--seed", type=_seed, default=0, help="equal seeds give equal videos (default 0)")
+    add("--seed", type=seed, default=0, help="equal seeds give equal videos (default 0)")
     add("--plan", type=_plan, default=PlanId.SINGLE, help=f"one of {', '.join(RUNNABLE)}")
     add(
         "--tp",
@@ -216,12 +217,6 @@ def positive(text: str) -> int:
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
     return int(text)
 
 

@@ -13,6 +13,7 @@ from scope_rt.session import ScheduledEvent
 from scope_rt.streaming import output_file
 from scope_rt.streaming.timings import StageSummary, StageTimings
 from scope_runners.job import OutputFiles, StreamJob
+from scope_runners.wording import counted
 
 GENERATE, ENCODE = "generate", "encode"
 STAGES = ("plan", GENERATE, "wait", "decode", ENCODE, "digest")
@@ -238,8 +239,9 @@ def table(summary: StreamSummary) -> str:
     rows = {
         "stream": f"{summary.plan}, tp {summary.tp}, seed {summary.seed}, model {summary.model}, "
         f"{summary.width}x{summary.height} at {fps} frames/s",
-        "made": f"{totals.chunks} chunks, {totals.frames} frames, {totals.video_s:.1f} s of video, "
-        f"{totals.epochs} epochs, {totals.restarts} restarts ({summary.ending})",
+        "made": f"{counted(totals.chunks, 'chunk')}, {counted(totals.frames, 'frame')}, "
+        f"{totals.video_s:.1f} s of video, {counted(totals.epochs, 'epoch')}, "
+        f"{counted(totals.restarts, 'restart')} ({summary.ending})",
         "first frame": f"{first.since_start_s:.2f} s after the start, "
         f"{first.since_ready_s:.2f} s after the session was ready",
         "frames/s": f"{speed.denoise:.1f} denoise only, {speed.end_to_end:.1f} end to end: "

@@ -17,9 +17,9 @@ from scope_runners.inspect_recording import (
     Fate,
     balance,
     headline,
-    printable,
 )
 from scope_runners.recorded_stream import RecordedStream
+from scope_runners.wording import printable
 
 _LEFT_PX, _RIGHT_PX, _GAP_PX = 110, 24, 12
 _WIDEST_CHUNK_PX, _NARROWEST_PLOT_PX, _WIDEST_PLOT_PX = 64, 900, 1600

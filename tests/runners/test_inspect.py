@@ -48,13 +48,16 @@ def test_the_table_tells_what_happened_where(
         "7 chunks (5.2 s of video), 2 epochs, 1 dropped, 1 recompute, 1 restart; ended in order",
         'prompt "a green square" over 3 chunks (slerp, bias to 0.2)',
         "hard cut, dropping what was in flight",
-        "failed: PeerLostError: rank 2 is gone",
         "restart, 3.0 s after the last record",
     ):
         assert words in table
     below = table.split("\n")
     at = below.index(row(table, "5"))
     assert below[at + 1].strip() == "dropped: it came after a hard cut"
+    words = [line.strip() for line in below]
+    again = words.index("restart, 3.0 s after the last record")
+    assert words[again - 1] == "chunk 7 failed: PeerLostError: rank 2 is gone"
+    assert sum("PeerLostError" in line for line in words) == 1
     assert row(table, "3").split() == ["3", "2.25", "0", "3", "0.40", "50.0", "9.0", "4.0"]
 
 
@@ -125,6 +128,13 @@ def test_a_file_that_cannot_be_read_is_the_users_to_change(tmp_path: Path) -> No
     for path in (tmp_path / "nowhere.scope", tmp_path):
         with pytest.raises(UserInputError, match="give a file that --record wrote"):
             inspect(path)
+
+
+def test_another_kind_of_file_is_the_users_to_change(tmp_path: Path) -> None:
+    video = tmp_path / "a.mp4"
+    video.write_bytes(b"\0\0\0\x1cftypisom")
+    with pytest.raises(UserInputError, match=r"a\.mp4 is no recording; give a file that --record"):
+        inspect(video)
 
 
 def test_a_hostile_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from scope_contracts.errors import ScopeError, UserInputError
+from scope_runners.arguments import seed
 from scope_runners.fuzz.judge import Figures, Judge
 from scope_runners.fuzz.targets import TARGETS, Target
 from scope_runners.main import guarded
@@ -197,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     bound.add_argument("--minutes", type=_minutes, help="minutes in all, instead of a number")
     parser.add_argument("--target", choices=(*TARGETS, "all"), default="all")
     parser.add_argument("--engine", choices=tuple(ENGINES), default="random")
-    parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal inputs")
+    parser.add_argument("--seed", type=seed, default=0, help="equal seeds give equal inputs")
     parser.add_argument("--first", type=int, default=0, help="index of the first input (random)")
     parser.add_argument("--input", type=Path, metavar="FILE", help="run this one input")
     parser.add_argument("--out", type=Path, default=Path("out/fuzz"), metavar="FOLDER")

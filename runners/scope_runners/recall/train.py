@@ -20,6 +20,7 @@ import torch
 
 from scope_contracts.errors import UserInputError
 from scope_rt.lm import recall
+from scope_runners.arguments import seed
 from scope_runners.recall.language import VOCAB_SIZE
 from scope_runners.recall.lessons import draw_lesson, draw_quiz
 from scope_runners.recall.loss import Batch, losses
@@ -160,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("out/recall"), help="folder of the run (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of every random choice (%(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="of every random choice (%(default)s)")
     parser.add_argument(
         "--install", action="store_true", help="make the result the embedded recall model"
     )

@@ -12,6 +12,7 @@ from scope_runners.soak.job import SoakJob
 from scope_runners.soak.memory import Growth, growths
 from scope_runners.soak.recovery import Incident, Percentiles
 from scope_runners.soak.schedule import FaultKind
+from scope_runners.wording import counted
 
 _MIB = 2**20
 
@@ -134,7 +135,7 @@ def table(outcome: SoakReport) -> str:
         f"chunks     {out.chunks_shown} shown; {out.chunks_dropped} dropped by live cuts",
         f"           {again} after restarts",
         f"control    {out.cues_asked} cues, {out.cues_seen} seen, {out.cues_swallowed} lost in a "
-        f"crash and asked again; {out.epochs} epochs",
+        f"crash and asked again; {counted(out.epochs, 'epoch')}",
         f"replay     {out.chunks_replayed} chunks, largest difference {out.largest_diff:.2g}",
         f"restarts   {out.attempts - 1}; first new chunk after {_seconds(out.restart_s)}",
         "",

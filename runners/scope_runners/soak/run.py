@@ -20,7 +20,7 @@ from scope_rt.control.stream_state import num_chunks_saved
 from scope_rt.mesh.topology import plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
-from scope_runners.arguments import fresh_folder, positive_number
+from scope_runners.arguments import fresh_folder, positive_number, seed
 from scope_runners.launcher import Progress, Restarts, launch_attempts
 from scope_runners.main import FAILED, guarded
 from scope_runners.rank_group import Attempt
@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--minutes", type=positive_number, default=60.0, help="length of the stream (default 60)")
     add("--plan", type=plan_named, default=PlanId.PP1, help="(default pp1)")
     add("--tp", type=positive, default=2, help="TP degree (default 2)")
-    add("--seed", type=int, default=0, help="of the stream and of all that happens to it")
+    add("--seed", type=seed, default=0, help="of the stream and of all that happens to it")
     add("--model", default=EMBEDDED, metavar="FOLDER", help="a model folder (default: embedded)")
     add(
         "--fault-every",

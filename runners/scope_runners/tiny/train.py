@@ -24,6 +24,7 @@ import torch
 from scope_contracts.errors import UserInputError
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.tiny import TinyVideoCodec
+from scope_runners.arguments import seed
 from scope_runners.tiny import train_codec, train_dit
 from scope_runners.tiny.assemble import assemble, install
 from scope_runners.tiny.make_clips import make_clips
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("out/train"), help="folder of all stages (%(default)s)")
     add("--stage", type=Stage, choices=list(Stage), default=Stage.ALL, help="(%(default)s)")
     add("--install", action="store_true", help="make the result the embedded model")
-    add("--seed", type=int, default=0, help="of every random choice (%(default)s)")
+    add("--seed", type=seed, default=0, help="of every random choice (%(default)s)")
     add("--codec-steps", type=int, default=2000, help="(%(default)s)")
     add("--codec-batch", type=int, default=4, help="clips of 24 frames a step (%(default)s)")
     add("--shards", type=int, default=36, help="of 512 clips (%(default)s)")

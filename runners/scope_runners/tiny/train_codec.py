@@ -15,6 +15,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from scope_rt.vae.tiny import FRAMES, STRIDE, TinyCodecConfig, TinyVideoCodec
+from scope_runners.arguments import seed
 from scope_runners.tiny.world import CHUNK_FRAMES, sample_clips
 
 CLIP_FRAMES = 2 * CHUNK_FRAMES
@@ -198,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for state and weights")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--batch-size", type=int, default=4, help="clips of 24 frames")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args(argv)
     trainer = Trainer(out=args.out, num_steps=args.steps, seed=args.seed, resume=args.resume)

@@ -24,6 +24,7 @@ from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.loading import save_transformer
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
+from scope_runners.arguments import seed
 from scope_runners.tiny.muon import Muon
 from scope_runners.tiny.teacher_forcing import TeacherForcing
 
@@ -220,7 +221,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for state and weights")
     parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--batch-size", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; 1.3x faster")
     args = parser.parse_args(argv)
     trainer = Trainer(folder=args.out, num_steps=args.steps, seed=args.seed, compiled=args.compile)
