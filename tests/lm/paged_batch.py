@@ -26,6 +26,19 @@ PROMPTS = [
 REUSED = [12 if index % 2 == 0 else 8 for index in range(BATCH)]
 
 
+def store_of(rows: ModelRows, *, num_blocks: int, max_tokens: int | None = None) -> PagedStore:
+    """Blocks for what the layers of one model keep."""
+    return PagedStore(
+        rows.row_format,
+        layers=rows.layers,
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+        device=CPU,
+        windows=rows.windows,
+        max_tokens=max_tokens,
+    )
+
+
 @dataclass(frozen=True)
 class Bench:
     """A tiny model and what its caches hold."""
@@ -34,14 +47,7 @@ class Bench:
     rows: ModelRows
 
     def store(self, num_blocks: int = 80) -> PagedStore:
-        return PagedStore(
-            self.rows.row_format,
-            layers=self.rows.layers,
-            num_blocks=num_blocks,
-            block_size=BLOCK,
-            device=CPU,
-            windows=self.rows.windows,
-        )
+        return store_of(self.rows, num_blocks=num_blocks)
 
     def contiguous(self, batch: int, max_tokens: int = 64) -> ContiguousCache:
         return ContiguousCache(
@@ -54,6 +60,22 @@ class Bench:
 
     def feed(self, cache: AppendingCache, tokens: list[list[int]]) -> Tensor:
         return next_logits(self.model, self.rows, cache, tokens)
+
+    def generate(
+        self, cache: Any, ids: Tensor, mask: Tensor, *, new: int, piece: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Sequences, and the logits of all steps; the prompt is fed `piece` columns at a time."""
+        out = self.model.generate(
+            ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            max_new_tokens=new,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+            prefill_chunk_size=piece,
+        )
+        return out.sequences, torch.stack(out.logits)
 
 
 def bench(
@@ -68,6 +90,14 @@ def bench(
     if dtype is torch.float64:  # which has no grouped matrix product for the experts
         model.set_experts_implementation("eager")
     return Bench(model, model_rows(model, codec=codec))
+
+
+def padded(prompts: list[list[int]], *, prefix: int = 0) -> tuple[Tensor, Tensor]:
+    """Ids and mask as `generate` takes them, padding behind the first `prefix` columns."""
+    width = max(map(len, prompts))
+    ids = [[*p[:prefix], *[0] * (width - len(p)), *p[prefix:]] for p in prompts]
+    mask = [[*[1] * prefix, *[0] * (width - len(p)), *[1] * (len(p) - prefix)] for p in prompts]
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 def shared_batch(it: Bench, store: PagedStore) -> PagedCache:

@@ -1,19 +1,16 @@
 """The decode loop answers right where layers see a window, and reuses what is left of a prefix."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from scope_rt.kv_cache.paged_store import PagedStore
-from scope_rt.lm.decode_loop import DecodeLoop
-from scope_rt.lm.requests import Completion, Request, Specialist
+from scope_rt.lm.requests import Request, Specialist
 from tests.lm.eviction_models import tiny_lm
-from tests.tiny_models import CPU
+from tests.lm.paged_batch import BLOCK
+from tests.lm.specialists import alone, answers, loop
 
-WINDOW, BLOCK = 6, 4
+WINDOW = 6
 PREFIX = list(range(1, 23))  # 5 whole blocks, two windows long
 REQUESTS = [
     Request(
@@ -37,41 +34,10 @@ def specialist(kind: str) -> Specialist:
 
 
 SPECIALISTS = {kind: specialist(kind) for kind in ("qwen2", "qwen3")}
-
-
-def alone(model: Any, request: Request) -> tuple[int, ...]:
-    """What a plain loop without any cache answers."""
-    tokens = list(request.prompt)
-    with torch.no_grad():
-        for _ in range(request.max_new_tokens):
-            logits = model(torch.tensor([tokens]), use_cache=False).logits
-            tokens.append(int(logits[0, -1].argmax()))
-    return tuple(tokens[len(request.prompt) :])
-
-
 EXPECTED = {
-    kind: {request.name: alone(it.model, request) for request in REQUESTS}
+    kind: {request.name: alone(request, [it]) for request in REQUESTS}
     for kind, it in SPECIALISTS.items()
 }
-
-
-def loop(kind: str, *, num_blocks: int = 200, **sizes: int) -> DecodeLoop:
-    rows = SPECIALISTS[kind].rows
-    store = PagedStore(
-        rows.row_format,
-        layers=rows.layers,
-        num_blocks=num_blocks,
-        block_size=BLOCK,
-        device=CPU,
-        windows=rows.windows,
-    )
-    return DecodeLoop([SPECIALISTS[kind]], store, **sizes)
-
-
-def run(of: DecodeLoop, requests: Sequence[Request] = REQUESTS) -> dict[str, Completion]:
-    for request in requests:
-        of.submit(request)
-    return {done.request.name: done for done in of.run()}
 
 
 def test_the_models_have_the_windows_that_are_tested() -> None:
@@ -82,17 +48,17 @@ def test_the_models_have_the_windows_that_are_tested() -> None:
 @pytest.mark.parametrize("kind", SPECIALISTS)
 @pytest.mark.parametrize("prefill_chunk", [3, 512])
 def test_every_answer_is_what_the_model_says_alone(kind: str, prefill_chunk: int) -> None:
-    of = loop(kind, prefill_chunk=prefill_chunk)
-    assert {name: done.tokens for name, done in run(of).items()} == EXPECTED[kind]
+    of = loop(specialists=[SPECIALISTS[kind]], prefill_chunk=prefill_chunk)
+    assert {name: done.tokens for name, done in answers(of, REQUESTS).items()} == EXPECTED[kind]
     assert of.store.counters.rows_evicted > 0
     assert of.store.pool.num_free == 200
 
 
 @pytest.mark.parametrize("kind", SPECIALISTS)
 def test_a_prefix_whose_beginning_left_the_window_is_reused(kind: str) -> None:
-    of = loop(kind)
-    run(of)
-    again = run(of)
+    of = loop(specialists=[SPECIALISTS[kind]])
+    answers(of, REQUESTS)
+    again = answers(of, REQUESTS)
     assert {name: done.tokens for name, done in again.items()} == EXPECTED[kind]
     for request in REQUESTS:  # of the whole prompt, less its last token, all whole blocks
         whole = (len(request.prompt) - 1) // BLOCK * BLOCK
@@ -100,16 +66,19 @@ def test_a_prefix_whose_beginning_left_the_window_is_reused(kind: str) -> None:
 
 
 def test_a_full_pool_preempts_and_the_answers_stay() -> None:
-    of, model = loop("qwen3", num_blocks=20, prefill_chunk=8), SPECIALISTS["qwen3"].model
+    qwen3 = SPECIALISTS["qwen3"]
+    of = loop(specialists=[qwen3], num_blocks=20, prefill_chunk=8)
     requests = [replace(request, max_new_tokens=20) for request in REQUESTS[:3]]
-    done = run(of, requests)
+    done = answers(of, requests)
     assert of.counters.preemptions > 0
-    assert {request.name: alone(model, request) for request in requests} == {
+    assert {request.name: alone(request, [qwen3]) for request in requests} == {
         name: answer.tokens for name, answer in done.items()
     }
     assert of.store.pool.num_free == 20
 
 
 def test_layers_that_all_see_a_window_answer_in_a_pool_of_one_window() -> None:
-    of = loop("qwen2", num_blocks=5, prefill_chunk=8)  # ceil((6 - 1 + 8) / 4) + 1 of 9 or more
-    assert {name: done.tokens for name, done in run(of).items()} == EXPECTED["qwen2"]
+    # ceil((6 - 1 + 8) / 4) + 1 blocks of 9 or more
+    of = loop(specialists=[SPECIALISTS["qwen2"]], num_blocks=5, prefill_chunk=8)
+    done = answers(of, REQUESTS)
+    assert {name: answer.tokens for name, answer in done.items()} == EXPECTED["qwen2"]

@@ -9,11 +9,10 @@ from transformers import DynamicCache
 
 from scope_rt.kv_cache.paged import PagedCache
 from scope_rt.lm.model_cache import GenerateCache
-from tests.lm.paged_batch import BATCH, PROMPTS, Bench, bench
+from tests.lm.paged_batch import BATCH, PROMPTS, Bench, bench, padded
 
 WIDTH = max(map(len, PROMPTS))
-IDS = torch.tensor([[*[0] * (WIDTH - len(prompt)), *prompt] for prompt in PROMPTS])
-MASK = torch.tensor([[*[0] * (WIDTH - len(prompt)), *[1] * len(prompt)] for prompt in PROMPTS])
+IDS, MASK = padded(PROMPTS)
 NEW = 4
 
 each_cache = pytest.mark.parametrize("where", ["paged", "contiguous"])
@@ -26,22 +25,6 @@ def empty(it: Bench, where: str) -> Any:
     return PagedCache(store, [store.start() for _ in range(BATCH)])
 
 
-def generate(it: Bench, cache: Any, piece: int | None, mask: Tensor = MASK) -> tuple[Tensor, ...]:
-    """Sequences, and the logits of all steps."""
-    pad = mask.shape[1] - WIDTH
-    out = it.model.generate(
-        torch.nn.functional.pad(IDS, (pad, 0)),
-        attention_mask=mask,
-        past_key_values=cache,
-        max_new_tokens=NEW,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-        prefill_chunk_size=piece,
-    )
-    return out.sequences, torch.stack(out.logits)
-
-
 @each_cache
 @pytest.mark.parametrize("kind", ["llama", "deepseek_v3"])
 @pytest.mark.parametrize("piece", [3, 4, WIDTH - 1])
@@ -51,8 +34,8 @@ def test_generate_in_pieces_equals_a_dynamic_cache_in_the_same_pieces(
     it = bench(kind)
     cache = empty(it, where)
     own = GenerateCache(cache, num_layers=it.rows.layers.num_layers, attention_mask=MASK)
-    pairs = zip(generate(it, own, piece), generate(it, DynamicCache(), piece), strict=True)
-    for mine, theirs in pairs:
+    made = (it.generate(its, IDS, MASK, new=NEW, piece=piece) for its in (own, DynamicCache()))
+    for mine, theirs in zip(*made, strict=True):
         assert torch.equal(mine, theirs)
     assert cache.lengths == tuple(len(prompt) + NEW - 1 for prompt in PROMPTS)
 
@@ -60,9 +43,9 @@ def test_generate_in_pieces_equals_a_dynamic_cache_in_the_same_pieces(
 @each_cache
 def test_a_first_piece_that_is_padding_in_every_sequence_changes_nothing(where: str) -> None:
     it = bench("llama")
-    mask = torch.nn.functional.pad(MASK, (5, 0))
+    ids, mask = (torch.nn.functional.pad(columns, (5, 0)) for columns in (IDS, MASK))
     own = GenerateCache(empty(it, where), num_layers=2, attention_mask=mask)
-    mine, theirs = generate(it, own, 4, mask), generate(it, DynamicCache(), 4, mask)
+    mine, theirs = (it.generate(its, ids, mask, new=NEW, piece=4) for its in (own, DynamicCache()))
     assert torch.equal(mine[0], theirs[0])
     torch.testing.assert_close(mine[1], theirs[1])
 

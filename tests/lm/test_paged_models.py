@@ -21,6 +21,7 @@ from tests.lm.paged_batch import (
     Bench,
     bench,
     copied_batch,
+    padded,
     shared_batch,
 )
 
@@ -63,28 +64,6 @@ def test_decoding_from_a_shared_prefix_equals_one_pass_over_the_whole_text(kind:
         torch.testing.assert_close(row, whole, rtol=0, atol=1e-10)
 
 
-def padded(prompts: list[list[int]], *, prefix: int = 0) -> tuple[Tensor, Tensor]:
-    """Ids and mask as `generate` takes them, padding behind the first `prefix` columns."""
-    width = max(map(len, prompts))
-    ids = [[*p[:prefix], *[0] * (width - len(p)), *p[prefix:]] for p in prompts]
-    mask = [[*[1] * prefix, *[0] * (width - len(p)), *[1] * (len(p) - prefix)] for p in prompts]
-    return torch.tensor(ids), torch.tensor(mask)
-
-
-def generate(it: Bench, cache: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequences, and the logits of all steps."""
-    out = it.model.generate(
-        ids,
-        attention_mask=mask,
-        past_key_values=cache,
-        max_new_tokens=STEPS,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    return out.sequences, torch.stack(out.logits)
-
-
 @each_model
 def test_generate_on_blocks_equals_generate_on_a_dynamic_cache_bit_for_bit(kind: str) -> None:
     it = bench(kind)
@@ -93,9 +72,8 @@ def test_generate_on_blocks_equals_generate_on_a_dynamic_cache_bit_for_bit(kind:
     paged = PagedCache(store, [store.start() for _ in range(BATCH)])
     layers = it.rows.layers.num_layers
     own = GenerateCache(paged, num_layers=layers, attention_mask=mask)
-    for mine, theirs in zip(
-        generate(it, own, ids, mask), generate(it, DynamicCache(), ids, mask), strict=True
-    ):
+    made = (it.generate(its, ids, mask, new=STEPS) for its in (own, DynamicCache()))
+    for mine, theirs in zip(*made, strict=True):
         assert torch.equal(mine, theirs)
     assert paged.lengths == tuple(len(prompt) + STEPS - 1 for prompt in PROMPTS), "no padding"
 
@@ -121,7 +99,8 @@ def test_generate_from_a_shared_prefix_equals_generate_from_copies_of_it(kind: s
         attention_mask=mask,
         num_cached_columns=12,
     )
-    pairs = zip(generate(it, own, ids, mask), generate(it, copies, ids, mask), strict=True)
+    made = (it.generate(its, ids, mask, new=STEPS) for its in (own, copies))
+    pairs = zip(*made, strict=True)
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
     assert held == 3, "eight sequences hold one copy of the prefix"
 
