@@ -45,7 +45,7 @@ class RuntimeConfig:
     slow_rank_factor: float = 0.0
     """How many times slower than the others a rank may be; 0 never objects."""
     heartbeat_timeout_s: float = 10.0
-    """How long a rank may give no sign of life."""
+    """Within this a rank that gives no sign of life is named."""
     start_timeout_s: float = 300.0
     """How long ranks wait for each other to come, to load the model, and at the end."""
     group_timeout_s: float = 60.0

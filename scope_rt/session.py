@@ -66,7 +66,7 @@ class StreamSession:
         checkpoint: a file that rank0 replaces after every chunk; delete it when its consumer has
             all it wanted.
         resume: whether to go on where `checkpoint` was saved, if it exists. By default, if ranks
-            that this launcher started before have saved it; else it is deleted.
+            that this launcher started before have saved it; else `stream` deletes it.
         record: a new file for the flight recorder; it is continued by a resumed stream.
         past: what later chunks are told of a chunk: its own latents, but in a replay.
 
@@ -135,6 +135,7 @@ class StreamSession:
             kept = None
             if self.is_control_rank and checkpoint is not None:
                 kept = Checkpoint(checkpoint, setup.identity(), run_id=self._rank.run_id)
+            self._checkpoint = kept
             saved = None if kept is None else _saved(kept, setup.settings, config, resume=resume)
             planner = Planner(settings=setup.settings) if saved is None else saved.position.planner
             stand = Stand(position=planner.position)
@@ -157,8 +158,6 @@ class StreamSession:
                 self._controller = self._control(planner, kept)
                 if saved is not None:
                     self._controller.resume(saved)
-                elif kept is not None:
-                    kept.clear()  # last: what is refused before leaves it as it was
             on_error.pop_all()
 
     @property
@@ -195,6 +194,8 @@ class StreamSession:
             start = Directive(hard_cut=True, drop_in_flight=True)
             self._controller.inbox.post(start.then(self._directive(prompt, hard_cut=True)))
             self._controller.inbox.schedule(events)
+            if self._checkpoint is not None:
+                self._checkpoint.clear()  # not before: what is refused leaves it as it was
             self._controller.begin()
         self.resumed_at_chunk = None
         return self._controller.run(num_chunks, num_held=num_held)

@@ -122,6 +122,18 @@ class SlowRankError(LinkError):
     runbook: ClassVar[str | None] = "rank-loss"
 
 
+class CheckpointError(ScopeError):
+    """The stream could not be saved. Free space or mend the disk, then resume."""
+
+    runbook: ClassVar[str | None] = "hang"
+
+
+class RecordingError(ScopeError):
+    """The video could not be written. Mend the disk or change the output, then start again."""
+
+    runbook: ClassVar[str | None] = "hang"
+
+
 class CacheError(ScopeError):
     """A cache read, write or layout is outside what was allocated. Check window, sink and size."""
 

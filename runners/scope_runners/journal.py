@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scope_contracts.errors import UserInputError
-from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, answer
-from scope_rt.streaming.video_writer import RecordingError
+from scope_contracts.errors import RecordingError, UserInputError
+from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, answer, remedy
 from scope_runners.request import StreamRequest
 from scope_runners.summary import ChunkRecord
 
@@ -157,8 +156,7 @@ class Journal:
 
     def _failure(self, error: OSError) -> RecordingError:
         return RecordingError(
-            f"cannot write the journal {self.path} ({error.strerror}); "
-            "free disk space or choose another output"
+            f"cannot write the journal {self.path} ({error.strerror}); {remedy(error)}"
         )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+from scope_rt.mesh.rendezvous import named
 from scope_runners.main import BAD_INPUT
 from scope_runners.zygote import (
     TERMINATE_S,
@@ -218,6 +219,8 @@ class RankGroup:
         if self._num_unprompted is None:
             self._num_unprompted = len(self._failed)
         signum = self._signals_left.pop(0)
+        if signum == signal.SIGKILL and self._stopped_by is not None and self._running:
+            print(f"scope-rt: ending {named(sorted(self._running))} at once", file=sys.stderr)
         self._signal(signum, self._running)
         patience_s = TERMINATE_S
         if signum == signal.SIGTERM and self._may_conclude():

@@ -7,21 +7,22 @@ How a stream stands when it begins is one value (`Standing`); how it ends is dec
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from scope_contracts.errors import ScopeError, UserInputError
+from scope_contracts.errors import RecordingError, ScopeError, UserInputError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.stream_state import num_chunks_saved
 from scope_rt.session import StreamSession
 from scope_rt.streaming.trace import Span, write_chrome_trace
-from scope_rt.streaming.video_writer import RecordingError, VideoWriter
+from scope_rt.streaming.video_writer import VideoWriter
 from scope_runners import journal
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.journal import Entry, Journal, Told
 from scope_runners.launcher import Progress
+from scope_runners.leftovers import check_nothing_is_lost, is_finished
 from scope_runners.main import FAILED
 from scope_runners.progress import progress_bar
 from scope_runners.stop_request import StopRequest, taking_stop_signals
@@ -43,18 +44,16 @@ class Standing:
     """Processes that took it up before this one."""
 
     @classmethod
-    def of(cls, told: Told | None, *, held_chunks: int) -> Self:
+    def of(cls, told: Told | None, *, held_chunks: int, is_finished: bool) -> Self:
         """`told` is the journal of a stream to go on with; the writer holds `held_chunks`.
 
-        A chunk that was told and is not held is made again, unless all of them were published:
-        the writer lets go of its chunks only once they are joined.
+        A chunk that was told and is not held is made again, unless all are in a finished video.
 
         Raises:
             UserInputError: the journal lost chunks that the writer holds.
         """
         if told is None:
             return cls(goes_on=False, is_published=False, kept=(), num_starts=0)
-        is_published = told.is_published and held_chunks == 0
         if len(told.entries) < held_chunks:
             raise UserInputError(
                 f"the video to resume holds {held_chunks} chunks and its journal tells of "
@@ -62,8 +61,8 @@ class Standing:
             )
         return cls(
             goes_on=True,
-            is_published=is_published,
-            kept=told.entries if is_published else told.entries[:held_chunks],
+            is_published=is_finished,
+            kept=told.entries if is_finished else told.entries[:held_chunks],
             num_starts=max(1, told.num_starts),
         )
 
@@ -74,9 +73,8 @@ class _Stage:
     def __init__(self, job: StreamJob, session: StreamSession, files: OutputFiles) -> None:
         self.files = files
         goes_on = session.resumed_at_chunk is not None
+        check_nothing_is_lost(job, files, goes_on=goes_on)
         told = journal.read(files.journal) if goes_on else None
-        if told is not None:
-            journal.check_same_stream(told, job.request, files.journal)
         self.writer = VideoWriter(
             files.video,
             width=job.width,
@@ -88,7 +86,9 @@ class _Stage:
         )
         with ExitStack() as on_error:
             on_error.callback(self.writer.suspend)
-            self.standing = Standing.of(told, held_chunks=self.writer.held_chunks)
+            is_whole = told is not None and is_finished(told, files)
+            held_chunks = self.writer.held_chunks
+            self.standing = Standing.of(told, held_chunks=held_chunks, is_finished=is_whole)
             self._journal = Journal(
                 files.journal,
                 job.request,
@@ -124,6 +124,7 @@ class _Stage:
 
     def publish(self, *, keep: bool) -> None:
         """Put the video under its name; `keep` leaves the chunks for a process that goes on."""
+        self.writer.drain()
         if not keep:
             self._journal.publish()
         self.writer.close(keep=keep)
@@ -136,6 +137,12 @@ class _Stage:
     def leave(self) -> None:
         """Somebody may go on with it."""
         self._journal.close()
+
+    def interrupt(self) -> None:
+        """Leave what is whole to a process that goes on."""
+        with suppress(RecordingError):  # the person's signal is the one to tell
+            self.writer.suspend()
+        self.leave() if self.writer.durable_chunks else self.forget()
 
     def abort(self) -> None:
         """Leave nothing."""
@@ -156,9 +163,20 @@ class _Run:
     started_s: float
     ready_s: float
 
+    @property
+    def will_go_on(self) -> bool:
+        """Whether the ranks are started again although this one was told to stop.
+
+        torchrun ends its ranks by SIGTERM also when another host is lost.
+        """
+        is_told = self.stop.signum == signal.SIGTERM
+        return is_told and bool(self.config.run_id) and self.config.may_restart
+
     def will_start_again(self) -> bool:
         """Whether the launcher starts the ranks again if this process fails now."""
         config = self.config
+        if self.stop.signum is not None:
+            return self.will_go_on
         return config.may_restart or (config.restarts_after_progress and self.progress.has_risen())
 
 
@@ -195,7 +213,9 @@ def control(
             try:
                 failure, spans = _play(run)
             except KeyboardInterrupt:
-                stage.abort()
+                stage.interrupt()
+                if stage.writer.durable_chunks and not config.launched:
+                    _say(f"{files.video} is unfinished; add --resume to go on")
                 raise
             if failure is not None and not stage.chunks:
                 stage.abort()
@@ -242,9 +262,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
     """Publish what was made and say so; raises `failure` once that is done."""
     job, config, stage, stop = run.job, run.config, run.stage, run.stop
     complete = len(stage.chunks) >= job.timeline.num_chunks
-    # torchrun ends its ranks by SIGTERM also when another host is lost, and then starts them again.
-    will_go_on = stop.signum == signal.SIGTERM and bool(config.run_id) and config.may_restart
-    keep = not complete and (failure is not None or will_go_on)
+    keep = not complete and (failure is not None or run.will_go_on)
     stage.publish(keep=keep)
     cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
     summary = summarise(

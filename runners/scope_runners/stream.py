@@ -17,7 +17,6 @@ from scope_rt.control.stream_state import num_chunks_saved, run_that_saved
 from scope_rt.mesh.topology import Topology
 from scope_rt.session import StreamSession
 from scope_rt.streaming.trace import NullTrace, Trace, TraceRecorder
-from scope_runners import journal
 from scope_runners.job import (
     OutputFiles,
     StreamJob,
@@ -28,6 +27,7 @@ from scope_runners.job import (
     prepare,
 )
 from scope_runners.launcher import Progress, Restarts, launch_attempts
+from scope_runners.leftovers import check_nothing_is_lost
 from scope_runners.rank_group import Attempt
 from scope_runners.rank_process import guarded_rank
 from scope_runners.request import StreamRequest, parse_stream_request
@@ -53,11 +53,11 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
                 "ranks with torchrun"
             )
         if not config.launched:
-            check_nothing_is_lost(request, check_outputs(job))
+            check_nothing_is_lost(job, check_outputs(job), goes_on=request.resume)
         return _control(job, config, started_s) if config.rank == 0 else _serve(job, config)
     check_machine(job, num_cores=available_cores(), num_gpus=torch.cuda.device_count())
     files = check_outputs(job)
-    check_nothing_is_lost(request, files)
+    check_nothing_is_lost(job, files, goes_on=request.resume)
     # Until a rank0 saves its own, the file may be of an earlier stream.
     earlier = None if request.resume else run_that_saved(files.checkpoint)
     progress = Progress(lambda: num_chunks_saved(files.checkpoint, unless_by=earlier))
@@ -66,33 +66,15 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
         topology = Topology(plan_id=request.plan, tp_degree=degree_of(request, number))
         return Attempt(argv=argv, num_ranks=topology.world_size)
 
-    return launch_attempts(
+    code = launch_attempts(
         "scope_runners.stream",
         attempt_of,
         threads=request.threads,
         restarts=Restarts(most=request.max_restarts, made_progress=progress.has_risen),
     )
-
-
-def check_nothing_is_lost(request: StreamRequest, files: OutputFiles) -> None:
-    """Refuse to replace a stream that can be gone on with, or by `--resume` a finished video.
-
-    Raises:
-        UserInputError: naming what to change, also where `--resume` means another stream.
-    """
-    told = journal.read(files.journal)
-    if not request.resume and told.entries:
-        raise UserInputError(
-            f"{files.video} is an unfinished stream of {len(told.entries)} chunks; add --resume to "
-            f"go on with it, or delete {files.journal} to start anew"
-        )
-    if request.resume and told.begun is None and files.video.exists():
-        raise UserInputError(
-            f"--resume: {files.video} is finished; choose another --out, or leave --resume out to "
-            "make it anew"
-        )
-    if request.resume:
-        journal.check_same_stream(told, request, files.journal)
+    if code > 128 and num_chunks_saved(files.checkpoint, unless_by=earlier):
+        print(f"scope-rt: {files.video} is unfinished; add --resume to go on", file=sys.stderr)
+    return code
 
 
 def _trace(job: StreamJob, config: RuntimeConfig) -> Trace:

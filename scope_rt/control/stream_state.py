@@ -15,22 +15,25 @@ from typing import Any
 import msgpack
 from torch import Tensor
 
-from scope_contracts.errors import ScopeError, UserInputError
+from scope_contracts.errors import CheckpointError, UserInputError
 from scope_contracts.wire import decode_envelope, encode
 from scope_rt.control.chunk import Arrived
 from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.transition import Interpolation, Transition, TransitionSpec
-from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, answer
+from scope_rt.streaming.daemon_executor import (
+    STALL_TIMEOUT_S,
+    DaemonExecutor,
+    StallError,
+    answer,
+)
 from scope_rt.tensors import pack_tensor, unpack_tensor
 
+_LOOK_TIMEOUT_S = 10.0
+"""How long a disk may take to tell how far a stream has come."""
 _CHECKSUM_BYTES = 16
 _COUNTS = ("next_call_id", "next_chunk_index", "cache_epoch", "next_start_frame", "chunks_in_epoch")
-
-
-class CheckpointError(ScopeError):
-    """The stream could not be saved. Free space or mend the disk, then resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ class StreamState:
 def num_chunks_saved(path: Path, *, unless_by: str | None = None) -> int:
     """How many chunks the stream of a checkpoint had brought.
 
-    0 where no checkpoint can be read, or the run `unless_by` saved it.
+    0 where none can be read within a bound, and where the run `unless_by` saved it.
     """
     saved = _readable(path)
     if saved is None or saved["run_id"] == unless_by:
@@ -69,9 +72,10 @@ def run_that_saved(path: Path) -> str | None:
 
 
 def _readable(path: Path) -> dict[str, Any] | None:
+    read = DaemonExecutor("checkpoint").submit(Checkpoint(path, {})._read)
     try:
-        return Checkpoint(path, {})._read()
-    except UserInputError:
+        return answer(read, timeout_s=_LOOK_TIMEOUT_S)
+    except (UserInputError, StallError):
         return None
 
 
@@ -104,11 +108,12 @@ class Checkpoint:
         try:
             answer(self._disk.submit(self._replace, self._wanted), timeout_s=STALL_TIMEOUT_S)
         except OSError as error:
-            self._wanted = b""
             raise CheckpointError(
                 f"cannot write the checkpoint {self.path} ({error.strerror}); free space there or "
                 "mend the disk, then resume"
             ) from error
+        finally:
+            self._wanted = b""
 
     def load(self, settings: StreamSettings) -> StreamState | None:
         """The state that was saved last, or None.
@@ -149,11 +154,10 @@ class Checkpoint:
             # A new file: a write that stalled may still come, into the one it opened.
             partial.unlink(missing_ok=True)
             partial.write_bytes(content)
-            if content is self._wanted:  # or it was this one, and nobody counts on it any more
+            if content is self._wanted:  # or nobody waits for it any more
                 os.replace(partial, self.path)
-        except OSError:
+        finally:
             partial.unlink(missing_ok=True)
-            raise
 
     @property
     def _fix(self) -> str:

@@ -26,6 +26,13 @@ class StallError(TimeoutError):
         self.strerror = str(self)
 
 
+def remedy(error: BaseException) -> str:
+    """What a person can do about a disk that failed."""
+    if isinstance(error, StallError):
+        return "bring the disk back, then resume, or choose another output"
+    return "free disk space or choose another output"
+
+
 def answer(future: Future[T], *, timeout_s: float) -> T:
     """What a call to a disk returned.
 

@@ -29,6 +29,13 @@ from scope_rt.streaming import output_file
 CODEC_OF_SUFFIX = {".mp4": "libx264", ".webm": "libvpx"}
 
 
+def num_held_chunks(target: Path) -> int:
+    """How many whole chunks of `target` lie beside it."""
+    journal = _hidden(target, "partial.jsonl")
+    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+    return sum(b'"end_bytes"' in line for line in lines)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoFormat:
     """What must be equal for segments to be one video; sizes in pixels.

@@ -18,18 +18,22 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from scope_contracts.errors import ScopeError, UserInputError
-from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
+from scope_contracts.errors import RecordingError, UserInputError
+from scope_rt.streaming.daemon_executor import (
+    STALL_TIMEOUT_S,
+    DaemonExecutor,
+    StallError,
+    answer,
+    remedy,
+)
 from scope_rt.streaming.encoder import SegmentEncoder
 from scope_rt.streaming.segments import CODEC_OF_SUFFIX, SegmentJournal
 from scope_rt.streaming.trace import NullTrace, Trace
 
 _SMALLEST_VIEWABLE_SIDE = 256
+_LET_GO_S = 1.0
+"""How long a disk that was waited for in vain may take to let go of its files."""
 _DISK_ERRORS = (av.FFmpegError, OSError, ValueError)
-
-
-class RecordingError(ScopeError):
-    """The video could not be written. Free disk space or change the output, then start again."""
 
 
 class VideoWriter:
@@ -136,6 +140,14 @@ class VideoWriter:
         self._queued.append(self._thread.submit(self._encode, frames_THWC.copy()))
         self.num_frames += len(frames_THWC)
 
+    def drain(self) -> None:
+        """Return when every chunk so far is durable.
+
+        Raises `RecordingError` if one could not be written; whole chunks then stay for `resume`.
+        """
+        while self._queued:
+            self._finish_oldest()
+
     def close(self, *, keep: bool = False) -> None:
         """Finish the file under its name; a video of no frames leaves no file. Idempotent.
 
@@ -146,7 +158,7 @@ class VideoWriter:
         """
         if not self._open:
             return
-        self._drain()
+        self.drain()
         if self.durable_chunks == 0:
             self.abort()
             return
@@ -164,7 +176,7 @@ class VideoWriter:
         Raises `RecordingError` if a chunk could not be written.
         """
         if self._open:
-            self._drain()
+            self.drain()
             self._end(keep=True)
 
     def abort(self) -> None:
@@ -218,10 +230,6 @@ class VideoWriter:
             self._torn = False
         self.encode_ms.append((time.perf_counter() - start_s) * 1e3)
 
-    def _drain(self) -> None:
-        while self._queued:
-            self._finish_oldest()
-
     def _finish_oldest(self) -> None:
         """Wait for the oldest queued chunk; on its failure end the recording."""
         try:
@@ -239,8 +247,7 @@ class VideoWriter:
             else "nothing is kept"
         )
         return RecordingError(
-            f"{self.path}: writing the video stopped ({error}), {kept}; "
-            "free disk space or choose another output"
+            f"{self.path}: writing the video stopped ({error}), {kept}; {remedy(error)}"
         )
 
     def _end(self, *, keep: bool, patience_s: float | None = None) -> None:
@@ -257,7 +264,7 @@ class VideoWriter:
         # The lock ends with the process at the latest, and the next writer removes what is left.
         with self._thread, suppress(StallError):
             let_go = disk.submit(_let_go, encoder, self._journal, keep=keep)
-            answer(let_go, timeout_s=self._stall_timeout_s)
+            answer(let_go, timeout_s=_LET_GO_S if is_stalled else self._stall_timeout_s)
 
 
 def _leave(

@@ -14,6 +14,8 @@ from scope_runners.break_it.scenario import PP0, Scenario, untouched
 from scope_runners.break_it.suite import Suite
 from scope_runners.break_it.watch import Watch
 
+pytestmark = pytest.mark.timeout(300)  # a trial is five runs, and one of them hangs
+
 
 def test_every_tripwire_is_disarmed_in_some_trial_of_a_fault_that_exists() -> None:
     assert {tripwire for trial in TRIALS for tripwire in trial.disarmed} == set(Tripwire)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from scope_runners import rank_group
 from scope_runners.break_it import watch
 from scope_runners.break_it.catalogue import case_named
 from scope_runners.break_it.suite import Suite
@@ -27,6 +28,7 @@ def test_an_abort_after_the_last_word_is_a_complaint(
 ) -> None:
     case = case_named(name)
     suite.driver.pace(case.natural)
+    monkeypatch.setattr(rank_group, "LINGER_S", 30.0)  # an abort takes its time
     (tmp_path / "aborting_rank.py").write_text(ABORTING_RANK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(watch, "RANK_MODULE", "aborting_rank")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,19 +33,26 @@ def test_a_stopped_process_is_ended_when_the_bound_is_over(
         assert watch.end([]) == ()
 
 
-def test_every_start_has_the_whole_bound(sleeper: "subprocess.Popen[bytes]") -> None:
-    with Watch(bound_s=1.0) as watch:
+def test_every_start_has_the_whole_bound(
+    sleeper: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep)
+    monkeypatch.setattr("scope_runners.break_it.watch.time", clock)
+    with Watch(bound_s=0.5) as watch:
         for _ in range(4):
-            time.sleep(0.4)
+            now_s += 0.4
             watch.add(sleeper.pid)
+        with pytest.raises(subprocess.TimeoutExpired):  # it looks again after 0.5 s of its own
+            sleeper.wait(1.0)
         assert not watch.has_overrun
 
 
 def test_a_process_that_outlives_its_run_is_told_and_ended(
     sleeper: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scope_runners.break_it.watch.GONE_WITHIN_S", 0.2)
-    with Watch(bound_s=60.0) as watch:
+    with Watch(bound_s=60.0) as watch, monkeypatch.context() as patch:
+        patch.setattr("scope_runners.break_it.watch.GONE_WITHIN_S", 0.2)
         assert watch.end([sleeper.pid]) == (sleeper.pid,)
     assert sleeper.wait(10) == -signal.SIGKILL
 

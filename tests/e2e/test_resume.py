@@ -130,7 +130,9 @@ def test_a_session_that_is_refused_leaves_the_checkpoint_and_a_new_one_removes_i
     with pytest.raises(UserInputError, match="choose another file"):
         StreamSession(folder, checkpoint=checkpoint, record=tmp_path, config=RuntimeConfig())
     assert checkpoint.exists()
-    with StreamSession(folder, checkpoint=checkpoint, config=RuntimeConfig()):
+    with StreamSession(folder, checkpoint=checkpoint, config=RuntimeConfig()) as session:
+        assert checkpoint.exists()
+        session.stream("a red circle", num_chunks=1)
         assert not checkpoint.exists()
 
 

@@ -75,7 +75,7 @@ def test_hard_cut_from_another_thread_starts_a_new_epoch(session: StreamSession)
     before = next(stream)
     thread = threading.Thread(target=session.hard_cut)
     thread.start()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     after = next(stream)
     assert after.cache_epoch == before.cache_epoch + 1
 

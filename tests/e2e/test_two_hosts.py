@@ -93,6 +93,7 @@ def test_a_stream_waits_for_a_host_that_was_started_again(model: Path, tmp_path:
 LISTEN = """
 import socket
 server = socket.create_server(("0.0.0.0", 80))
+print("listens", flush=True)
 while True:
     server.accept()[0].close()
 """
@@ -117,7 +118,10 @@ def test_nothing_passes_a_cut_cable_and_nothing_outlives_the_hosts() -> None:
     before = left_behind()
     with CabledHosts() as cabled:
         first, second = cabled.hosts
-        server = second.start([sys.executable, "-c", LISTEN], environ={}, output=subprocess.DEVNULL)
+        server = second.start([sys.executable, "-c", LISTEN], environ={}, output=subprocess.PIPE)
+        assert server.stdout is not None
+        with server.stdout as said:
+            assert said.readline() == b"listens\n"
         assert reaches(first, second)
         cabled.cut()
         assert not reaches(first, second)

@@ -1,7 +1,9 @@
 """Ranks as threads of one process, and stores to meet in; not a test itself."""
 
+import math
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +18,35 @@ store = host_store()
 print(store.port, flush=True)
 sys.stdin.read()
 """
+
+
+class StandingClock:
+    """A clock of meetings that stands until each of `num_ranks` could see what the others did.
+
+    A rank looks around between two sleeps. However slow the machine is, no time is over before all
+    have come and have looked often enough; and however few come, it is over in the end.
+    """
+
+    NUM_LOOKS, BOUND_S = 5, 60.0
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks, self._end_s = num_ranks, time.monotonic() + self.BOUND_S
+        self._looks: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._is_over = False
+
+    def monotonic(self) -> float:
+        return math.inf if self._is_over or time.monotonic() > self._end_s else 0.0
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+        rank = threading.get_ident()
+        with self._lock:
+            if rank not in self._looks:  # what they saw before it came does not count
+                self._looks = dict.fromkeys([*self._looks, rank], 0)
+            self._looks[rank] += 1
+            are_here = len(self._looks) == self._num_ranks
+            self._is_over |= are_here and min(self._looks.values()) > self.NUM_LOOKS
 
 
 def point_at(port: int) -> MeetingPoint:

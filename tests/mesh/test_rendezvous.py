@@ -7,13 +7,15 @@ import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
+from scope_rt.mesh import rendezvous
 from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, host_store, meet
 from scope_rt.mesh.sockets import connections_to
-from tests.mesh.meetings import meet_all, meet_two, point_at, store_elsewhere
+from tests.mesh.meetings import StandingClock, meet_all, meet_two, point_at, store_elsewhere
 
 
 def names_of(meetings: list[Meeting | BaseException]) -> set[str]:
@@ -55,12 +57,14 @@ def test_a_rank_that_vanished_while_meeting_is_replaced() -> None:
     ("ranks", "lacking"), [([0, 1], "rank 2"), ([1, 2], "rank 0"), ([0], "ranks 1, 2")]
 )
 def test_every_rank_names_those_who_did_not_come(
-    ranks: list[int], lacking: str, has_met_before: bool
+    ranks: list[int], lacking: str, has_met_before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = host_store()
     point = point_at(store.port)
     if has_met_before:
         names_of(meet_all(point, [0, 1, 2], world_size=3))
+    monkeypatch.setattr(rendezvous, "time", StandingClock(len(ranks)))
+    monkeypatch.setattr(rendezvous, "_GRACE_S", StandingClock.BOUND_S)  # by another clock
     for error in meet_all(point, ranks, world_size=3, timeout_s=0.5):
         assert isinstance(error, LinkTimeoutError)
         want = f"meeting the other ranks: {lacking} did not come within 0.5 s"
@@ -74,13 +78,23 @@ def test_a_silent_address_is_named() -> None:
         meet(point_at(port), rank=1, world_size=2, timeout_s=0.2)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.5], ids=["before", "while meeting"])
-def test_a_store_that_was_stopped_is_waited_for_no_longer_than_asked(after_s: float) -> None:
+@pytest.mark.parametrize("when", ["before", "while meeting"])
+def test_a_store_that_was_stopped_is_waited_for_no_longer_than_asked(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with store_elsewhere() as (process, point):
-        stop = threading.Timer(after_s, os.kill, (process.pid, signal.SIGSTOP))
-        stop.start()
-        if not after_s:
-            stop.join()
+
+        class LastGuest(rendezvous._Guest):
+            """The store is stopped as soon as it has come."""
+
+            def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
+                super().__init__(store, rank=rank, world_size=world_size)
+                os.kill(process.pid, signal.SIGSTOP)
+
+        if when == "before":
+            os.kill(process.pid, signal.SIGSTOP)
+        else:
+            monkeypatch.setattr(rendezvous, "_Guest", LastGuest)
         with (
             ThreadPoolExecutor(1) as pool,
             pytest.raises(LinkTimeoutError, match="does not answer"),

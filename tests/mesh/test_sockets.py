@@ -49,7 +49,7 @@ def test_files_and_local_sockets_do_not_count() -> None:
     before = open_sockets()
     here, there = socket.socketpair()
     with open(os.devnull), here, there:
-        assert open_sockets() == before
+        assert open_sockets() <= before  # others may close theirs meanwhile
 
 
 def numbers_of(path: Path) -> int:

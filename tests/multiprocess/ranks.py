@@ -9,7 +9,8 @@ import multiprocessing
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -19,18 +20,29 @@ from scope_rt.mesh.process_group import leave_world
 
 DEFAULTS = {"SCOPE_KV_BIAS_BACKEND": "sdpa", "SCOPE_GROUP_TIMEOUT_S": "30"}
 """What a job of the pool may have changed for the next one."""
+START_S = 100.0
+"""How long the processes may take to be there, which is no part of any job."""
 Job = Callable[..., Any]
 
 
+@contextmanager
+def kept_port() -> Iterator[int]:
+    """A port that nobody else is given meanwhile; a store shares addresses and may listen there."""
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        yield int(keeper.getsockname()[1])
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with kept_port() as port:
+        return port
 
 
 def _run_jobs(jobs: Connection) -> None:
     """The life of one rank process."""
     torch.set_num_threads(1)
+    jobs.send("here")
     while True:
         job, environ, arguments = jobs.recv()
         os.environ.update(environ)
@@ -43,7 +55,7 @@ def _run_jobs(jobs: Connection) -> None:
 
 
 class Ranks:
-    """Up to `size` ranks, started when first used."""
+    """Up to `size` ranks."""
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -55,6 +67,8 @@ class Ranks:
             process.start()
             self._pipes.append(here)
             self._processes.append(process)
+        for rank in range(size):
+            self._answer(rank, within_s=START_S)
 
     def run(
         self,
@@ -69,18 +83,13 @@ class Ranks:
 
         `per_rank` adds environment variables to single ranks.
         """
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        for rank, pipe in enumerate(self._pipes[:world_size]):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-            environ = shared | place | DEFAULTS
-            pipe.send((job, environ | (per_rank or {}).get(rank, {}), arguments))
-        answers = []
-        for rank, pipe in enumerate(self._pipes[:world_size]):
-            if not pipe.poll(bound_s):
-                self.kill()
-                raise TimeoutError(f"rank {rank} gave no answer within {bound_s} s")
-            answers.append(pipe.recv())
-        return answers
+        with kept_port() as port:
+            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            for rank, pipe in enumerate(self._pipes[:world_size]):
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+                environ = shared | place | DEFAULTS
+                pipe.send((job, environ | (per_rank or {}).get(rank, {}), arguments))
+            return [self._answer(rank, within_s=bound_s) for rank in range(world_size)]
 
     def results(self, world_size: int, job: Job, **arguments: Any) -> list[Any]:
         """Like `run`, for jobs that must not raise."""
@@ -88,6 +97,12 @@ class Ranks:
         for rank, (_, error) in enumerate(answers):
             assert error is None, f"rank {rank}: {error}"
         return [result for result, _ in answers]
+
+    def _answer(self, rank: int, *, within_s: float) -> Any:
+        if not self._pipes[rank].poll(within_s):
+            self.kill()
+            raise TimeoutError(f"rank {rank} gave no answer within {within_s} s")
+        return self._pipes[rank].recv()
 
     def kill(self) -> None:
         for process in self._processes:

@@ -2,17 +2,19 @@
 
 import os
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from scope_contracts.envelope import PlanId
+from scope_contracts.envelope import PlanId, PPEnvelope
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.process_group import join_world
 from scope_rt.mesh.topology import Topology
+from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.streaming.trace import TraceRecorder
 from scope_rt.vae.tiny import TinyStreamingDecoder
@@ -20,6 +22,9 @@ from scope_runners.parity import replay
 from scope_runners.reference_rollout import Recording
 from tests.multiprocess.ranks import Ranks
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
+
+# The first of these tests waits for four processes to start, and for a stream of every plan.
+pytestmark = pytest.mark.timeout(300)
 
 PLANS = [
     ("single", 1),
@@ -31,7 +36,7 @@ PLANS = [
     ("tp_v1_1", 4),
 ]
 """Plan and TP degree."""
-NUM_CHUNKS = 7
+NUM_CHUNKS, NUM_SPANS = 7, 12
 SOFT = TransitionSpec(num_chunks=3, method=Interpolation.SLERP, bias_floor=0.4)
 EVENTS = (
     ScheduledEvent(chunk_index=1, prompt="a blue square, fast, on gray", transition=SOFT),
@@ -163,29 +168,52 @@ def test_recorded_rollout_holds_on_sharded_heads(ranks: Ranks, tp: int) -> None:
     assert len(set(differences)) == 1, "ranks ended with different latents"
 
 
-def spans_of_pp1(folder: Path) -> list[tuple[int, str, float, float]]:
-    """Every rank's spans of a short pp1 stream whose decoder is slow enough to be seen."""
+def stay_until(mine: Path, theirs: Path) -> None:
+    """Return when another rank is at `theirs` while this one is at `mine`, if they ever meet."""
+    missed, deadline_s = mine.with_name("missed"), time.monotonic() + 20
+    mine.touch()
+    while not theirs.exists() and not missed.exists():
+        if time.monotonic() > deadline_s:
+            missed.touch()
+        time.sleep(0.01)
+    time.sleep(0.1)  # the clocks of two ranks agree better than this
+
+
+def spans_of_pp1(folder: Path, at: Path) -> list[tuple[int, str, float, float]]:
+    """Every rank's spans of a short pp1 stream whose decoder and generator wait for each other."""
     trace = TraceRecorder(int(os.environ["RANK"]))
-    decode = TinyStreamingDecoder.decode
+    decode, generate, decoded = TinyStreamingDecoder.decode, ChunkGenerator.generate, count()
 
     def slow_decode(decoder: TinyStreamingDecoder, latents_BFCHW: Tensor) -> Tensor:
-        time.sleep(0.2)
+        chunk = next(decoded)
+        if chunk + 1 < NUM_SPANS:
+            stay_until(at / f"decode {chunk}", at / f"generate {chunk + 1}")
         return decode(decoder, latents_BFCHW)
 
+    def slow_generate(generator: ChunkGenerator, envelope: PPEnvelope, *rest: Any) -> Tensor:
+        chunk = envelope.chunk_index
+        if chunk > 0:
+            stay_until(at / f"generate {chunk}", at / f"decode {chunk - 1}")
+        return generate(generator, envelope, *rest)
+
     TinyStreamingDecoder.decode = slow_decode  # type: ignore[method-assign,assignment]
+    ChunkGenerator.generate = slow_generate  # type: ignore[method-assign,assignment]
     session = StreamSession(folder, plan="pp1", tp=1, seed=1, trace=trace)
-    list(session.stream("a red circle", num_chunks=12))
+    list(session.stream("a red circle", num_chunks=NUM_SPANS))
     TinyStreamingDecoder.decode = decode  # type: ignore[method-assign]
+    ChunkGenerator.generate = generate  # type: ignore[method-assign]
     return [(s.rank, s.name, s.start_s, s.end_s) for s in session.close()]
 
 
-def test_pp1_decodes_one_chunk_while_it_generates_the_next(ranks: Ranks, folder: Path) -> None:
-    spans = ranks.results(2, spans_of_pp1, folder=folder)[0]
+def test_pp1_decodes_one_chunk_while_it_generates_the_next(
+    ranks: Ranks, folder: Path, tmp_path: Path
+) -> None:
+    spans = ranks.results(2, spans_of_pp1, folder=folder, at=tmp_path)[0]
     assert {rank for rank, *_ in spans} == {0, 1}
     by_name = {name: (start, end) for _, name, start, end in spans}
     overlaps = 0
-    for chunk in range(11):
+    for chunk in range(NUM_SPANS - 1):
         start, end = by_name[f"decode {chunk}"]
         next_start, next_end = by_name[f"generate {chunk + 1}"]
         overlaps += start < next_end and next_start < end
-    assert overlaps >= 8
+    assert overlaps == NUM_SPANS - 1

@@ -3,12 +3,14 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from scope_contracts.errors import LinkTimeoutError
 from scope_rt.mesh.budget import CallBudget
+from scope_rt.mesh.worker import Worker
 from scope_rt.session import StreamSession
 from tests.multiprocess.ranks import Ranks
 
@@ -54,10 +56,16 @@ def test_an_exception_in_user_code_lets_the_mesh_leave_in_peace(ranks: Ranks, fo
     assert rank1 is None
 
 
+def leave(*arguments: object) -> None:
+    raise InterruptedError
+
+
 def abandon(folder: Path) -> None:
-    """Rank 1 leaves without a word while rank0 waits for its chunk."""
+    """Rank 1 takes what rank0 has sent it, and leaves without a word instead of an answer."""
     session = StreamSession(folder, plan="pp0", tp=1)
-    if os.environ["RANK"] == "0":
+    with pytest.MonkeyPatch.context() as patch, suppress(InterruptedError):
+        if os.environ["RANK"] == "1":
+            patch.setattr(Worker, "execute", leave)
         list(session.stream("red circle", num_chunks=2))
 
 
@@ -104,11 +112,12 @@ def stop_the_mesh(folder: Path, plan: str, tp: int, pids: Path) -> float:
         stopped = int(pids.read_text())
         os.kill(stopped, signal.SIGSTOP)
         started_s = time.monotonic()
-        with pytest.raises(LinkTimeoutError, match=r"^chunk 1: "):
-            list(stream)
-        waited_s = time.monotonic() - started_s
-        os.kill(stopped, signal.SIGCONT)
-        return waited_s
+        try:
+            with pytest.raises(LinkTimeoutError, match=r"^chunk 1: "):
+                list(stream)
+            return time.monotonic() - started_s
+        finally:
+            os.kill(stopped, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(("plan", "tp"), [("pp0", 1), ("tp_v1_1", 2)])

@@ -54,10 +54,10 @@ def test_the_table_tells_what_happened_where(
     below = table.split("\n")
     at = below.index(row(table, "5"))
     assert below[at + 1].strip() == "dropped: it came after a hard cut"
-    words = [line.strip() for line in below]
-    again = words.index("restart, 3.0 s after the last record")
-    assert words[again - 1] == "chunk 7 failed: PeerLostError: rank 2 is gone"
-    assert sum("PeerLostError" in line for line in words) == 1
+    events = [line.strip() for line in below]
+    again = events.index("restart, 3.0 s after the last record")
+    assert events[again - 1] == "chunk 7 failed: PeerLostError: rank 2 is gone"
+    assert sum("PeerLostError" in event for event in events) == 1
     assert row(table, "3").split() == ["3", "2.25", "0", "3", "0.40", "50.0", "9.0", "4.0"]
 
 

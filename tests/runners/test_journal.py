@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scope_contracts.errors import UserInputError
-from scope_rt.streaming.video_writer import RecordingError
+from scope_contracts.errors import RecordingError, UserInputError
+from scope_runners.job import OutputFiles
 from scope_runners.journal import Journal, Told, check_same_stream, read
+from scope_runners.leftovers import is_finished
 from scope_runners.request import parse_stream_request
 from scope_runners.show import Standing
 from scope_runners.summary import ChunkRecord
@@ -103,27 +104,57 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("publish", "held", "is_published", "num_kept"),
-    [(False, 2, False, 2), (True, 3, False, 3), (True, 0, True, 3), (False, 0, False, 0)],
+    ("is_finished", "held", "num_kept"),
+    [(False, 2, 2), (False, 3, 3), (True, 0, 3), (False, 0, 0)],
     ids=["chunks not held are made again", "not yet joined", "joined", "segments lost"],
 )
 def test_only_what_is_held_or_published_stays(
-    tmp_path: Path, *, publish: bool, held: int, is_published: bool, num_kept: int
+    tmp_path: Path, *, is_finished: bool, held: int, num_kept: int
 ) -> None:
-    told = told_of(tmp_path / "journal", num_chunks=3, publish=publish)
-    standing = Standing.of(told, held_chunks=held)
-    assert (standing.is_published, len(standing.kept)) == (is_published, num_kept)
+    told = told_of(tmp_path / "journal", num_chunks=3)
+    standing = Standing.of(told, held_chunks=held, is_finished=is_finished)
+    assert (standing.is_published, len(standing.kept)) == (is_finished, num_kept)
+
+
+@pytest.mark.parametrize(
+    ("published", "video", "num_held", "is_whole"),
+    [
+        (True, True, 0, True),
+        (False, True, 0, False),
+        (True, False, 0, False),
+        (True, True, 1, False),
+        (None, True, 0, True),
+    ],
+    ids=["joined", "still written", "no video", "chunks not yet joined", "nothing is told of it"],
+)
+def test_a_video_is_finished_when_it_is_there_and_no_chunk_lies_beside_it(
+    tmp_path: Path,
+    *,
+    published: bool | None,
+    video: bool,
+    num_held: int,
+    is_whole: bool,
+) -> None:
+    files = OutputFiles(video=tmp_path / "a.mp4", trace=None)
+    if published is not None:
+        told_of(files.journal, num_chunks=3, publish=published)
+    if video:
+        files.video.write_bytes(b"a video, maybe of an earlier stream")
+    lines = ['{"format": {}}', *['{"end_bytes": 9, "num_frames": 12}'] * num_held, '{"end_byt']
+    (tmp_path / ".a.mp4.partial.jsonl").write_text("\n".join(lines))
+    assert is_finished(read(files.journal), files) == is_whole
 
 
 def test_a_published_stream_that_is_taken_up_is_still_published(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     told = told_of(path, num_chunks=3, publish=True)
     Journal(path, REQUEST, told.entries, told.num_starts, is_published=True).close()
-    standing = Standing.of(read(path), held_chunks=0)
+    assert read(path).is_published
+    standing = Standing.of(read(path), held_chunks=0, is_finished=True)
     assert (standing.is_published, len(standing.kept), standing.num_starts) == (True, 3, 2)
 
 
 def test_a_video_that_holds_more_than_was_told_is_refused(tmp_path: Path) -> None:
     told = told_of(tmp_path / "journal", num_chunks=1)
     with pytest.raises(UserInputError, match="holds 2 chunks and its journal tells of 1"):
-        Standing.of(told, held_chunks=2)
+        Standing.of(told, held_chunks=2, is_finished=False)

@@ -22,7 +22,9 @@ SCRIPT = '''
 import os, pathlib, signal, sys, time
 
 def note(name):
-    pathlib.Path(f"rank{os.environ['RANK']}.{name}").write_text(str(os.getpid()))
+    new = pathlib.Path(f"{name}-{os.environ['RANK']}")
+    new.write_text(str(os.getpid()))
+    new.rename(f"rank{os.environ['RANK']}.{name}")  # nobody reads half of it
 
 def note_and_leave(signum, frame):
     note(signal.Signals(signum).name)
@@ -36,8 +38,11 @@ def main(argv):
     words = argv[int(os.environ["RANK"])].split("/")
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     word = os.environ.get("WORD", words[min(attempt, len(words) - 1)])
+    told = []
     if word == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda signum, frame: note("SIGTERM"))
+    if word == "conclude":
+        signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
     if word == "orderly":
         signal.signal(signal.SIGTERM, note_and_leave)
         signal.signal(signal.SIGINT, note_and_leave)
@@ -51,8 +56,9 @@ def main(argv):
     if word == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if word == "conclude":
-        signal.signal(signal.SIGTERM, lambda signum, frame: time.sleep(0.5))
-        signal.pause()
+        while not told:
+            time.sleep(0.01)
+        time.sleep(0.5)
         note("concluded")
         return 9
     if word == "follow":
@@ -80,10 +86,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def launch(*words: str) -> tuple[int, float]:
-    """The exit code, and the seconds from the start to the end of the group."""
-    start_s = time.monotonic()
-    code = launcher.launch("obey", words, num_ranks=len(words))
-    return code, time.monotonic() - start_s
+    """The exit code, and the seconds from the last rank's start to the end of the group."""
+    started_s = list[float]()
+
+    def see(number: int, event: Event) -> None:
+        if isinstance(event, RankStarted):
+            started_s.append(time.monotonic())
+
+    attempt = Attempt(argv=words, num_ranks=len(words))
+    code = launcher.launch_attempts("obey", lambda _: attempt, on_event=see)
+    return code, time.monotonic() - started_s[-1]
 
 
 def launch_again(*words: str, most: int = 3, progress: Sequence[bool] = ()) -> int:
@@ -101,7 +113,7 @@ def is_running(pid_file: Path) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_for(condition: Callable[[], bool], *, seconds: float) -> bool:
+def wait_for(condition: Callable[[], bool], *, seconds: float = 60) -> bool:
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s and not condition():
         time.sleep(0.02)
@@ -122,7 +134,10 @@ def test_a_killed_rank_ends_the_group_within_bounds(
     assert capfd.readouterr().err == "rank 1: ended by SIGKILL; stopping the other ranks\n"
 
 
-def test_peers_may_still_speak_and_the_first_failure_counts(folder: Path) -> None:
+def test_peers_may_still_speak_and_the_first_failure_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_group, "LINGER_S", 60.0)  # which lasts as long as a peer runs
     assert launch("late", "3")[0] == 3
     assert (folder / "rank0.spoke").exists()
 
@@ -177,7 +192,7 @@ def test_a_signal_that_was_to_be_ignored_ends_nothing() -> None:
 
 
 def test_a_second_ctrl_c_ends_everything_at_once(folder: Path) -> None:
-    timer = signal_when_started(folder, signal.SIGTERM, num_ranks=1, times=2)
+    timer = signal_when_started(folder, signal.SIGTERM, num_ranks=1, is_repeated=True)
     code, elapsed_s = launch("deaf")
     timer.join()
     assert code == 128 + signal.SIGKILL
@@ -189,7 +204,7 @@ def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> 
     script = "from scope_runners.launcher import launch; "
     script += "launch('obey', ['orderly', 'deaf'], num_ranks=2)"
     with subprocess.Popen([sys.executable, "-c", script]) as process:
-        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 2, seconds=20)
+        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 2)
         process.send_signal(signum)
         process.wait(timeout=ORDERLY_END_S + BOUND_S)
     notes = list(folder.glob("*.started"))
@@ -200,7 +215,7 @@ def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> 
 def test_a_stopped_rank_does_not_outlive_its_killed_launcher(folder: Path) -> None:
     script = "from scope_runners.launcher import launch; launch('obey', ['orderly'], num_ranks=1)"
     with subprocess.Popen([sys.executable, "-c", script]) as process:
-        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 1, seconds=20)
+        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 1)
         (note,) = folder.glob("*.started")
         os.kill(int(note.read_text()), signal.SIGSTOP)
         process.kill()
@@ -287,45 +302,52 @@ def test_the_next_attempt_may_run_on_fewer_ranks_with_other_variables(folder: Pa
     assert started == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
 
-def test_the_ranks_of_a_lost_zygote_are_ended_and_started_again(folder: Path) -> None:
-    def kill_zygote() -> None:
-        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 2, seconds=20)
-        rank0 = next(folder.glob("rank0.*")).read_text()
-        stat = Path("/proc", rank0, "stat").read_text()
-        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+def lose_zygote(folder: Path, lose: Callable[[int, int], None]) -> None:
+    """Two ranks lose their zygote by `lose(zygote, rank0)`, and are ended and started again."""
+    started = list[int]()
 
-    thread = threading.Thread(target=kill_zygote)
+    def see(number: int, event: Event) -> None:
+        if isinstance(event, RankStarted):
+            started.append(event.pid)
+
+    def lose_when_started() -> None:
+        # Both: the launcher cannot signal a rank that it has not been told of yet.
+        assert wait_for(lambda: len(started) == len(list(folder.glob("*.started"))) == 2)
+        stat = Path("/proc", str(started[0]), "stat").read_text()
+        lose(int(stat.rpartition(")")[2].split()[1]), started[0])
+
+    thread = threading.Thread(target=lose_when_started)
     thread.start()
-    assert launch_again("sleep/0", "deaf/0") == 0
+    attempt = Attempt(argv=["sleep/0", "deaf/0"], num_ranks=2)
+    restarts = Restarts(most=3)
+    code = launcher.launch_attempts("obey", lambda _: attempt, restarts=restarts, on_event=see)
     thread.join()
+    assert code == 0
     assert not any(is_running(note) for note in folder.glob("*.started"))
+
+
+def test_the_ranks_of_a_lost_zygote_are_ended_and_started_again(folder: Path) -> None:
+    lose_zygote(folder, lambda zygote, rank0: os.kill(zygote, signal.SIGKILL))
 
 
 def test_a_stopped_zygote_does_not_hold_up_the_launcher(folder: Path) -> None:
-    def stop_zygote() -> None:
-        assert wait_for(lambda: len(list(folder.glob("*.started"))) == 2, seconds=20)
-        rank0 = int(next(folder.glob("rank0.*")).read_text())
-        stat = Path("/proc", str(rank0), "stat").read_text()
-        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGSTOP)
+    def stop(zygote: int, rank0: int) -> None:
+        os.kill(zygote, signal.SIGSTOP)
         os.kill(rank0, signal.SIGKILL)
 
-    thread = threading.Thread(target=stop_zygote)
-    thread.start()
-    assert launch_again("sleep/0", "deaf/0") == 0
-    thread.join()
-    assert not any(is_running(note) for note in folder.glob("*.started"))
+    lose_zygote(folder, stop)
 
 
 def signal_when_started(
-    folder: Path, signum: signal.Signals, *, num_ranks: int, times: int = 1
+    folder: Path, signum: signal.Signals, *, num_ranks: int, is_repeated: bool = False
 ) -> threading.Thread:
     """Signal this process, as a terminal would, when all ranks run."""
 
     def send() -> None:
-        wait_for(lambda: len(list(folder.glob("*.started"))) == num_ranks, seconds=20)
-        for _ in range(times):
-            os.kill(os.getpid(), signum)
-            time.sleep(0.2)
+        wait_for(lambda: len(list(folder.glob("*.started"))) == num_ranks)
+        os.kill(os.getpid(), signum)
+        if is_repeated and wait_for((folder / "rank0.SIGTERM").exists):
+            os.kill(os.getpid(), signum)  # not before: two signals that wait are one
 
     thread = threading.Thread(target=send)
     thread.start()

@@ -1,7 +1,9 @@
 """A soak refuses what cannot run, tells when it was given up, and calls flat what it watched."""
 
 import json
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -80,21 +82,34 @@ def strays() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def stuck(*, num_asked: int) -> Callable[..., int]:
-    """A launcher whose ranks show nothing, and which ends when it was asked so often to."""
+class StuckLauncher:
+    """Its ranks show nothing, and it ends when it was asked to `num_asked` times."""
 
-    def launch(*what: object, **how: object) -> int:
-        asked = SimpleQueue[int]()
-        before = signal.signal(signal.SIGTERM, lambda signum, frame: asked.put(signum))
+    def __init__(self, *, num_asked: int) -> None:
+        self._num_asked, self._asked, self._kill = num_asked, SimpleQueue[int](), os.kill
+        self._listens, self._was_asked = threading.Event(), threading.Event()
+
+    def __call__(self, *what: object, **how: object) -> int:
+        before = signal.signal(signal.SIGTERM, self._hear)
+        self._listens.set()
         try:
-            for _ in range(num_asked):
-                asked.get(timeout=30)
+            for _ in range(self._num_asked):
+                self._asked.get(timeout=30)
         finally:
             signal.signal(signal.SIGTERM, before)
         time.sleep(4 * chaos.ASK_S)
         return 128 + signal.SIGTERM
 
-    return launch
+    def kill(self, pid: int, signum: int) -> None:
+        """`os.kill`, to a launcher that listens; and not again before it has heard the first time,
+        since two signals that wait are one."""
+        assert self._listens.wait(30)
+        self._kill(pid, signum)
+        assert self._was_asked.wait(30)
+
+    def _hear(self, signum: int, frame: object) -> None:
+        self._asked.put(signum)
+        self._was_asked.set()
 
 
 @pytest.mark.parametrize("num_asked", [1, 2])
@@ -108,7 +123,15 @@ def test_a_soak_in_which_nothing_moves_is_given_up_with_a_report_and_not_interru
 ) -> None:
     monkeypatch.setattr(chaos, "STALL_S", 0.2)
     monkeypatch.setattr(chaos, "ASK_S", 0.1)
-    monkeypatch.setattr(run, "launch_attempts", stuck(num_asked=num_asked))
+    stuck, close = StuckLauncher(num_asked=num_asked), chaos.Chaos.close
+
+    def close_at_last(breaker: chaos.Chaos) -> None:
+        close(breaker)
+        breaker._thread.join(30)  # which `STALL_S` bounds too
+
+    monkeypatch.setattr(chaos.Chaos, "close", close_at_last)
+    monkeypatch.setattr(os, "kill", stuck.kill)
+    monkeypatch.setattr(run, "launch_attempts", stuck)
     monkeypatch.setattr(run, "replayed", lambda *what, **how: None)
     folder = tmp_path / "soak"
     arguments = ["--model", str(model), "--minutes", "0.2", "--plan", "pp1", "--tp", "1"]

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import RecordingError, UserInputError
 from scope_rt.streaming.encoder import SegmentEncoder
 from scope_rt.streaming.segments import SegmentJournal
-from scope_rt.streaming.video_writer import RecordingError, VideoWriter, check_recordable
+from scope_rt.streaming.video_writer import VideoWriter, check_recordable
 
 SIDE = 64
 FPS = 16
@@ -116,7 +116,7 @@ def test_a_killed_writer_loses_no_whole_chunk(
         SegmentJournal.commit_chunk = lambda self, count: (reach(1), commit(self, count))
         for first, count in ((0, 5), (5, 8), (13, 8)):
             writer.write(greys(first, count))
-        writer._drain()
+        writer.drain()
         die()
     """
     run_until_killed(script.replace("POINT", repr(point)), path)
@@ -166,7 +166,7 @@ def test_a_chunk_is_durable_without_the_next_one(tmp_path: Path, suffix: str) ->
     writer = writer_for(path)
     for index in range(3):
         writer.write(greys(index))
-        writer._drain()
+        writer.drain()
         assert writer.durable_chunks == index + 1
     copy = tmp_path / "copy"
     copy.mkdir()

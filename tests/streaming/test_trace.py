@@ -29,7 +29,7 @@ def test_nested_spans_lie_within_each_other_on_the_wall_clock() -> None:
     assert (inner.track, outer.track, outer.rank) == ("denoise", "chunk", 3)
     assert outer.start_s <= inner.start_s <= inner.end_s - 0.01
     assert inner.end_s <= outer.end_s
-    assert outer.start_s == pytest.approx(before_s, abs=1.0)
+    assert before_s - 1.0 <= outer.start_s <= outer.end_s <= time.time() + 1.0
 
 
 def test_a_block_that_raises_is_recorded_too() -> None:

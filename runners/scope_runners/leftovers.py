@@ -1,0 +1,45 @@
+"""What an earlier stream left at an output is not lost by starting another one there."""
+
+from scope_contracts.errors import UserInputError
+from scope_rt.streaming.segments import num_held_chunks
+from scope_runners import journal
+from scope_runners.job import OutputFiles, StreamJob
+from scope_runners.journal import Told
+
+
+def is_finished(told: Told, files: OutputFiles) -> bool:
+    """Whether the video is whole under its own name, though its process may have left more."""
+    is_told_in_full = told.begun is None or told.is_published
+    return is_told_in_full and files.video.exists() and not num_held_chunks(files.video)
+
+
+def check_nothing_is_lost(job: StreamJob, files: OutputFiles, *, goes_on: bool) -> None:
+    """Refuse to replace a stream that can be gone on with, or by `--resume` a finished video.
+
+    Args:
+        goes_on: whether the stream that is there will be taken up.
+
+    Raises:
+        UserInputError: naming what to change, also where `--resume` means another stream.
+    """
+    told, request = journal.read(files.journal), job.request
+    num_chunks, is_saved = len(told.entries), files.checkpoint.exists()
+    if is_finished(told, files):
+        concludes = goes_on and is_saved and num_chunks >= job.timeline.num_chunks
+        if (goes_on or request.resume) and not concludes:
+            raise UserInputError(
+                f"--resume: {files.video} is finished; choose another --out, or leave --resume out "
+                "to make it anew"
+            )
+    elif num_chunks and not is_saved:
+        raise UserInputError(
+            f"{files.video} is an unfinished stream of {num_chunks} chunks without the checkpoint "
+            f"to go on from; delete {files.journal} to start anew"
+        )
+    elif num_chunks and not goes_on:
+        raise UserInputError(
+            f"{files.video} is an unfinished stream of {num_chunks} chunks; add --resume to go on "
+            f"with it, or delete {files.journal} to start anew"
+        )
+    if goes_on:
+        journal.check_same_stream(told, request, files.journal)

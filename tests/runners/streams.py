@@ -1,0 +1,67 @@
+"""Short streams from the command line, and how they are cut short; not a test itself."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from scope_contracts.errors import PeerLostError
+from scope_rt.control.chunk import Chunk
+from scope_rt.faults import Fault, FaultPlan, encode
+from scope_rt.session import StreamSession
+from scope_runners import show
+from scope_runners.main import main
+
+SHORT = ["stream", "--prompt", "a red circle", "--seconds", "3", "--seed", "7"]
+
+
+def num_frames(path: Path) -> int:
+    with av.open(str(path)) as video:
+        return sum(1 for _ in video.decode(video=0))
+
+
+def signal_after_two_chunks(
+    monkeypatch: pytest.MonkeyPatch, signum: signal.Signals = signal.SIGINT, *, times: int = 1
+) -> None:
+    """A person stops the streams of this test then."""
+
+    @contextmanager
+    def bar(num_frames: int, *, enabled: bool) -> Iterator[Any]:
+        seen: list[Chunk] = []
+
+        def show(chunk: Chunk) -> None:
+            seen.append(chunk)
+            for _ in range(times if len(seen) == 2 else 0):
+                signal.raise_signal(signum)
+
+        yield show
+
+    monkeypatch.setattr(show, "progress_bar", bar)
+
+
+def lose_the_link_after(num_chunks: int, out: Path, *arguments: str, stopped: bool = False) -> None:
+    """Leave at `out` a stream that failed, after a person had `stopped` it or not."""
+    whole = StreamSession.stream
+
+    def lose_the_link(session: StreamSession, *args: Any, **options: Any) -> Iterator[Chunk]:
+        chunks = whole(session, *args, **options)
+        for _ in range(num_chunks):
+            yield next(chunks)
+        if stopped:
+            signal.raise_signal(signal.SIGINT)
+        raise PeerLostError("receive from rank 1: a peer is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StreamSession, "stream", lose_the_link)
+        assert main([*SHORT, "--out", str(out), *arguments]) == 1
+
+
+PP1 = ["--plan", "pp1", "--oversubscribe"]
+
+
+def kill(*faults: Fault) -> str:
+    return encode(FaultPlan(faults=faults))

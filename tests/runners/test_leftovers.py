@@ -1,0 +1,263 @@
+"""What a stream leaves behind is gone on with, or finished, and never lost by another command."""
+
+import errno
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scope_rt.faults import Fault, FaultPlan, FaultPoint, encode
+from scope_rt.streaming.encoder import SegmentEncoder
+from scope_rt.streaming.video_writer import VideoWriter
+from scope_runners import rank_group, show
+from scope_runners.journal import Journal
+from scope_runners.main import main
+from tests.runners.streams import (
+    SHORT,
+    lose_the_link_after,
+    num_frames,
+    signal_after_two_chunks,
+)
+
+
+def test_a_lost_link_is_one_sentence_and_the_stream_can_be_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(1, out)
+    assert num_frames(out) == 12
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("scope-rt: receive from rank 1")
+    assert lines[-2].endswith(f"the first 0.75 s are in {out}; add --resume to go on")
+
+    assert main([*SHORT, "--out", str(out), "--resume", "--prompt-at", "1s:a red square"]) == 2
+    assert "--prompt-at is ['1s:a red square']" in capsys.readouterr().err
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 1; 1 are kept"
+    summary = json.loads((tmp_path / "a.json").read_text())
+    assert summary["totals"]["restarts"] == 1
+    assert [chunk["chunk_index"] for chunk in summary["chunks"]] == [0, 1, 2, 3]
+    assert num_frames(out) == 48
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
+
+
+def test_forgetting_to_resume_loses_no_stream(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(1, out)
+    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main([*SHORT, "--out", str(out)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{out} is an unfinished stream of 1 chunks; add --resume to go on with it" in said
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+    (tmp_path / ".a.mp4.journal").unlink()
+    assert main([*SHORT, "--out", str(out)]) == 0
+
+
+def test_resuming_what_is_finished_loses_no_video(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.mp4"
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert "has no stream to resume; starting anew" in capsys.readouterr().err
+    finished = out.read_bytes()
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 2
+    assert f"--resume: {out} is finished; choose another --out" in capsys.readouterr().err
+    assert out.read_bytes() == finished
+
+
+def test_a_stream_gone_on_with_may_be_longer_and_has_the_cues_that_were_after_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, cue = tmp_path / "a.mp4", ["--prompt-at", "3.5s:a green square"]
+    lose_the_link_after(1, out, *cue)
+    assert main([*SHORT, "--out", str(out), *cue, "--seconds", "5", "--resume"]) == 0
+    chunks = json.loads((tmp_path / "a.json").read_text())["chunks"]
+    assert [c["prompt"] for c in chunks] == ["a red circle"] * 5 + ["a green square"] * 2
+
+
+def test_a_stream_gone_on_with_may_end_before_what_it_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(2, out)
+    assert main([*SHORT, "--out", str(out), "--seconds", "0.75", "--resume"]) == 0
+    assert json.loads((tmp_path / "a.json").read_text())["ending"] == "complete"
+    assert num_frames(out) == 24
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
+
+
+def looking_for(path: Path, looks: list[bool], method: Any) -> Any:
+    def looking(self: Any) -> None:
+        looks.append(path.exists())
+        method(self)
+
+    return looking
+
+
+def test_of_what_a_stream_leaves_for_a_restart_the_checkpoint_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, looks = tmp_path / "a.mp4", list[bool]()
+    remove = looking_for(tmp_path / ".a.mp4.checkpoint", looks, Journal.remove)
+    monkeypatch.setattr(Journal, "remove", remove)
+    assert main([*SHORT, "--out", str(out)]) == 0
+    assert looks == [False]
+
+
+def test_an_interrupt_before_anything_is_whole_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(self: object, frames: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VideoWriter, "write", die)
+    assert main([*SHORT, "--out", str(tmp_path / "a.mp4")]) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("heeded")
+def test_a_second_ctrl_c_leaves_a_stream_that_can_be_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a.mp4"
+    with monkeypatch.context() as patch:
+        signal_after_two_chunks(patch, times=2)
+        assert main([*SHORT, "--out", str(out)]) == 130
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"scope-rt: {out} is unfinished; add --resume to go on",
+        "scope-rt: interrupted",
+    ]
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 2; 2 are kept"
+    assert num_frames(out) == 48
+
+
+@pytest.mark.usefixtures("heeded")
+def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_gone_on_with(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, journal = tmp_path / "a.mp4", tmp_path / ".a.mp4.journal"
+
+    def stop_in_chunk_2() -> None:
+        bound_s = time.monotonic() + 60
+        while time.monotonic() < bound_s:
+            if journal.exists() and journal.read_bytes().count(b'"chunk"') == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
+            time.sleep(0.02)
+
+    slow = Fault(
+        action="delay",
+        rank=0,
+        point=FaultPoint.CALL,
+        chunk=2,
+        times=1,
+        arguments={"seconds": 600.0},
+    )
+    monkeypatch.setenv("SCOPE_FAULTS", encode(FaultPlan(faults=(slow,))))
+    monkeypatch.setattr(rank_group, "ORDERLY_END_S", 1.0)
+    person = threading.Thread(target=stop_in_chunk_2)
+    person.start()
+    tp = ["--plan", "tp_v1_1", "--tp", "2", "--oversubscribe"]
+    assert main([*SHORT, *tp, "--out", str(out)]) > 128
+    person.join()
+    said = capfd.readouterr().err.splitlines()
+    assert said[-1] == f"scope-rt: {out} is unfinished; add --resume to go on"
+    monkeypatch.delenv("SCOPE_FAULTS")
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert capfd.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 2; 2 are kept"
+    assert num_frames(out) == 48
+
+
+def as_rank_0_of_torchrun(monkeypatch: pytest.MonkeyPatch, *, max_restarts: int = 0) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(max_restarts))
+
+
+def test_torchrun_loses_no_stream_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(1, out)
+    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    as_rank_0_of_torchrun(monkeypatch)
+    assert main([*SHORT, "--out", str(out), "--prompt", "a blue square"]) == 2
+    assert f"{out} is an unfinished stream of 1 chunks; add" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+
+
+@pytest.mark.usefixtures("heeded")
+def test_after_a_stop_nobody_leaves_the_end_to_a_restart_that_never_comes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a.mp4"
+    as_rank_0_of_torchrun(monkeypatch, max_restarts=3)
+    lose_the_link_after(2, out, stopped=True)
+    assert num_frames(out) == 24
+    assert f"the first 1.50 s are in {out}; add --resume to go on" in capsys.readouterr().err
+
+
+def test_a_stream_without_its_checkpoint_is_replaced_by_nobody(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(1, out)
+    (tmp_path / ".a.mp4.checkpoint").unlink()
+    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for more in ([], ["--resume"]):
+        assert main([*SHORT, "--out", str(out), *more]) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "1 chunks without the checkpoint to go on from; delete" in said
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+    (tmp_path / ".a.mp4.journal").unlink()
+    assert main([*SHORT, "--out", str(out)]) == 0
+
+
+@pytest.mark.parametrize("killed_in", ["forget", "remove"])
+def test_a_video_whose_process_died_before_its_last_step_is_finished(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    killed_in: str,
+) -> None:
+    out = tmp_path / "a.mp4"
+    with monkeypatch.context() as patch:
+        if killed_in == "forget":
+            patch.setattr(show._Stage, "forget", show._Stage.leave)
+        else:
+            patch.setattr(Journal, "remove", Journal.close)
+        assert main([*SHORT, "--out", str(out)]) == 0
+    finished = out.read_bytes()
+    assert main([*SHORT, "--out", str(out), "--resume", "--seconds", "6"]) == 2
+    assert f"--resume: {out} is finished" in capsys.readouterr().err
+    code = main([*SHORT, "--out", str(out), "--resume"])  # told in full only with its checkpoint
+    assert code == (0 if killed_in == "forget" else 2)
+    assert out.read_bytes() == finished
+    assert main([*SHORT, "--out", str(out)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
+
+
+def test_chunks_that_never_reached_the_disk_are_not_called_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a.mp4"
+
+    def full(encoder: object, frame: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out.write_bytes(b"an earlier video")
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentEncoder, "encode", full)
+        assert main([*SHORT, "--out", str(out), "--seconds", "0.75"]) == 1
+    assert "nothing is kept; free disk space" in capsys.readouterr().err
+    assert main([*SHORT, "--out", str(out), "--seconds", "0.75", "--resume"]) == 0
+    assert num_frames(out) == 12
