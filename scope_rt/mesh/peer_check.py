@@ -16,7 +16,9 @@ from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.tripwires import ALL_ARMED, Tripwire, Tripwires
 
 NUM_REMEMBERED = 16
-"""Chunks whose times a single rank is measured against."""
+"""Chunks whose times a rank is measured by."""
+FEWEST_REMEMBERED = 3
+"""Fewer say nothing: the first chunk after a start warms up, and any one may have a bad moment."""
 
 
 def always() -> None:
@@ -62,7 +64,7 @@ class PeerCheck:
             self.fingerprint.check(f"chunk {digest.chunk_index}: rank {self.rank}")
         if self.gather is None:
             return
-        busy_ms = median(self._busy_ms) if self._busy_ms else 0.0
+        busy_ms = self._usual_ms()
         told = [
             msgpack.unpackb(data) for data in self.gather(msgpack.packb((digest.encode(), busy_ms)))
         ]
@@ -79,9 +81,13 @@ class PeerCheck:
         """
         self.still_together()
         busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
-        if self.gather is None and len(self._busy_ms) >= 2:
-            self._check_pace(chunk, [busy_ms, median(self._busy_ms)])
+        if self.gather is None:
+            self._check_pace(chunk, [max(busy_ms, self._usual_ms()), self._usual_ms()])
         self._busy_ms = [*self._busy_ms[1 - NUM_REMEMBERED :], busy_ms]
+
+    def _usual_ms(self) -> float:
+        """What a chunk takes here; 0 is not known yet."""
+        return median(self._busy_ms) if len(self._busy_ms) >= FEWEST_REMEMBERED else 0.0
 
     def _check_pace(self, chunk: int, busy_ms: Sequence[float]) -> None:
         slowest, fastest = max(busy_ms), min(busy_ms)
