@@ -28,7 +28,7 @@ from scope_runners.main import guarded
 
 TOPOLOGY = Topology(plan_id=PlanId.TP_V1_1, tp_degree=2)
 _COMPARISONS = 300
-_BOUND_S, _LISTEN_S = 2.0, 3.0
+_BOUND_S, _LISTEN_S = 10.0, 3.0
 _DIGEST = ScalarDigest(
     call_id=1000,
     chunk_index=1000,

@@ -57,7 +57,7 @@ class Standing:
         if len(told.entries) < held_chunks:
             raise UserInputError(
                 f"the video to resume holds {held_chunks} chunks and its journal tells of "
-                f"{len(told.entries)}; run without --resume to start anew"
+                f"{len(told.entries)}; delete the journal, then run without --resume to start anew"
             )
         return cls(
             goes_on=True,
