@@ -5,6 +5,7 @@ while it decodes, and what a model makes of rows, are not a cache's.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -41,11 +42,11 @@ def peak_bytes(cache: RowsCache) -> int:
 
 
 def stream_peak_bytes(spec: KVCacheSpec) -> int:
-    """Of a video stream's cache on one rank, from a cache of that kind that is filled with zeros.
+    """Of a video stream's cache on one rank, from a layer of that kind that is filled with zeros.
 
     All layers of a stream are alike.
     """
-    cache = open_frame_cache(spec, device=_CPU)
+    cache = open_frame_cache(replace(spec, num_layers=1), device=_CPU)
     assert isinstance(cache, SlotCache), "every kind is one"
     tokens, dtype = spec.block_frames * spec.frame_tokens, TORCH_DTYPES[spec.dtype]
     chunk = torch.zeros((spec.batch, tokens, spec.num_heads, spec.head_dim), dtype=dtype)
@@ -55,7 +56,7 @@ def stream_peak_bytes(spec: KVCacheSpec) -> int:
         shown = cache.update(0, window, chunk, chunk)
         most = max(most, copied_bytes(shown, _memory(cache.storage.rows)))
         cache.advance(window)
-    return cache.num_bytes + most
+    return spec.num_bytes(1) + most
 
 
 def _memory(rows: RowStore) -> list[Tensor]:

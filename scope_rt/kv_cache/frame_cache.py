@@ -104,7 +104,8 @@ class FrameCache(Protocol):
         this one gave (`is_last`). What is returned is only to be read, before the next `update`.
 
         Raises:
-            CacheError: the token count is not the window's; nothing was written.
+            CacheError: no window was planned, or the token count is not the window's; nothing was
+                written.
         """
         ...
 
@@ -116,7 +117,12 @@ class FrameCache(Protocol):
         ...
 
     def advance(self, window: WriteWindow) -> None:
-        """Make the chunk part of the cache, once, after its last call."""
+        """Make the chunk part of the cache, once, after its last call.
+
+        Raises:
+            CacheError: no window was planned, or a layer has no rows of the chunk's last call;
+                nothing was changed.
+        """
         ...
 
     def reset(self) -> None:

@@ -9,6 +9,9 @@ stored) and a policy (which of them stay). The order of calls is always
     advance()                      once, after the last layer
 
 and a span between `fork` and `discard` leaves no trace.
+
+A video stream's cache does not answer these calls. It is a `FrameCache`, which plans a chunk's
+window at once, overwrites in place and cannot go back.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 The chunk in flight always attends to its own exact keys and values, as it gave them. A codec sees
 them once, at the chunk's last call, so a number is lossy only as part of the past, and no second
-copy of the chunk is kept.
+copy of the chunk is kept. A chunk that a layer wrote no row of never becomes past.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.interface import CacheCounters
 from scope_rt.kv_cache.row_digest import row_digest
 from scope_rt.kv_cache.row_store import RowStore, Slots
+from scope_rt.kv_cache.span import SpanState
 
 
 class SlotPolicy(Protocol):
@@ -100,6 +101,8 @@ class SlotCache:
         self.spec, self.policy, self.storage = spec, policy, storage
         self.counters = CacheCounters()
         self.indices = spec.indices_at(0)
+        lacks = "no rows of this chunk; show its last call to update"
+        self._spans: SpanState[WriteWindow, None] = SpanState(lacks, opener="window")
         self._is_exact = storage.rows.format.codec is CodecKind.IDENTITY
 
     @property
@@ -127,6 +130,7 @@ class SlotCache:
             )
         window = self.policy.plan(start_frame=start_frame, num_frames=num_frames)
         self.storage.open(slice(0, window.indices.local_end_index))
+        self._spans.open(window)
         return window
 
     def update(
@@ -138,6 +142,7 @@ class SlotCache:
         *,
         is_last: bool = True,
     ) -> tuple[Tensor, Tensor]:
+        self._spans.opened()
         if k_BTHD.shape[1] != window.num_tokens:
             raise CacheError(
                 f"got K/V of {k_BTHD.shape[1]} tokens, the window has {window.num_tokens}"
@@ -147,6 +152,7 @@ class SlotCache:
             for segment in window.segments:
                 new = (k_BTHD[:, segment.sources], v_BTHD[:, segment.sources])
                 rows.write(layer, self.storage.place(segment.slots), new)
+            self._spans.written.add(layer)
             self.counters.rows_written += window.num_tokens * self.spec.batch
         num_visible = window.indices.local_end_index
         place = self.storage.place(slice(0, num_visible))
@@ -163,14 +169,18 @@ class SlotCache:
         self.policy.observe(q_BTHD, k_BKHD)
 
     def advance(self, window: WriteWindow) -> None:
+        self._spans.opened()
+        self._spans.check_written(range(self.spec.num_layers))
         num_before, spec = len(self.frames_kept), self.spec
         self.policy.advance(window)
         self.indices = window.indices
         num_evicted = num_before + window.num_tokens // spec.frame_tokens - len(self.frames_kept)
         self.counters.advances += 1
         self.counters.rows_evicted += num_evicted * spec.frame_tokens * spec.num_layers * spec.batch
+        self._spans.close()
 
     def reset(self) -> None:
+        self._spans.reset()
         self.policy.reset()
         self.storage.clear()
         self.indices = self.spec.indices_at(0)

@@ -13,10 +13,15 @@ MarksT = TypeVar("MarksT")
 
 
 class SpanState(Generic[SpanT, MarksT]):
-    """`lacks` is what a layer has not got that no call of the span named, and the call it needs."""
+    """`lacks` is what a layer has not got that no call of the span named, and the call it needs.
 
-    def __init__(self, lacks: str = "no rows of this span; append them") -> None:
-        self._lacks = lacks
+    `opener` is the call that opens one.
+    """
+
+    def __init__(
+        self, lacks: str = "no rows of this span; append them", *, opener: str = "extend"
+    ) -> None:
+        self._lacks, self._opener = lacks, opener
         self.span: SpanT | None = None
         """The open one."""
         self.written: set[int] = set()
@@ -27,7 +32,7 @@ class SpanState(Generic[SpanT, MarksT]):
     def opened(self) -> SpanT:
         """The open span; raises `CacheError` when there is none."""
         if self.span is None:
-            raise CacheError("no span is open; call extend first")
+            raise CacheError(f"no span is open; call {self._opener} first")
         return self.span
 
     def open(self, span: SpanT) -> None:

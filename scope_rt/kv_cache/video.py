@@ -1,4 +1,4 @@
-"""The one place where a stream's cache is put together from its parts."""
+"""The one place where a stream's cache is put together from its parts: a `FrameCache`."""
 
 import torch
 

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from scope_contracts.errors import UserInputError, mismatch
+from scope_contracts.errors import CacheError, UserInputError, mismatch
 from scope_contracts.row_format import CodecKind
 from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.kv_cache.codec import codec_for
@@ -134,6 +134,23 @@ class _Installation:
         self._settings, self._num_layers = settings, num_layers
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
 
+    def next_layer(self, cache: Cache, layer_idx: int) -> EvictingLayer:
+        """The cache's layer, whose attention is about to run.
+
+        Raises:
+            CacheError: a step ended before all layers had its tokens; nothing was changed.
+            UserInputError: as `layer`.
+        """
+        layer = self.layer(cache, layer_idx)
+        if layer_idx == 0:
+            seen = [each.num_seen for each in cache.layers]
+            if min(seen) < max(seen):
+                raise CacheError(
+                    f"past_key_values: some layers have seen {min(seen)} tokens and others "
+                    f"{max(seen)}, for a step failed half-way; start a new cache"
+                )
+        return layer
+
     def layer(self, cache: Cache, layer_idx: int) -> EvictingLayer:
         """The cache's layer; an empty cache is made one that evicts.
 
@@ -185,7 +202,7 @@ class _Tap:
             return args, kwargs
         _require_eager(attention)
         latent = isinstance(attention, LATENT_ATTENTION)
-        mask = self.installation.layer(cache, attention.layer_idx).announce(
+        mask = self.installation.next_layer(cache, attention.layer_idx).announce(
             kwargs["hidden_states"],
             kwargs["attention_mask"],
             cached_heads=1 if latent else attention.k_proj.out_features // attention.head_dim,

@@ -8,7 +8,6 @@ are the same objects that every other cache composes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -158,11 +157,6 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
                 "a cache that evicts cannot give back what it evicted, so it cannot be cropped; "
                 "decode without an assistant model, or call remove_kv_eviction first"
             )
-
-    def offload(self) -> NoReturn:
-        raise UnsupportedError("rows that are chosen anew at every step stay on their device")
-
-    prefetch = offload
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)

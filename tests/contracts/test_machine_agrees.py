@@ -96,11 +96,16 @@ class CountingGenerator:
         if envelope.do_kv_recompute:
             frames = tensors[CONTEXT_FRAMES_OVERRIDE].shape[1]
             self.cache.reset()
-            self.cache.advance(self.cache.window(start_frame=0, num_frames=frames))
+            self._cache_zeros(start_frame=0, num_frames=frames)
             self._origin = start - frames
-        window = self.cache.window(start_frame=start - self._origin, num_frames=BLOCK)
-        self.cache.advance(window)
+        self._cache_zeros(start_frame=start - self._origin, num_frames=BLOCK)
         return torch.zeros(GEOMETRY.latent_shape(envelope.height, envelope.width))
+
+    def _cache_zeros(self, *, start_frame: int, num_frames: int) -> None:
+        window = self.cache.window(start_frame=start_frame, num_frames=num_frames)
+        rows = torch.zeros(1, window.num_tokens, CACHE.num_heads, CACHE.head_dim)
+        self.cache.update(0, window, rows, rows)
+        self.cache.advance(window)
 
 
 def tensors_of(envelope: PPEnvelope) -> dict[str, Tensor]:

@@ -148,7 +148,10 @@ def frames(
     step: int | None = None,
     summaries_evicted: int = 0,
 ) -> Entry:
-    """A stream's cache; frames of one token make it a cache of tokens."""
+    """A stream's cache; frames of one token make it a cache of tokens.
+
+    What it cannot do is refused by `FrameRows`, as that says: the cache has no such calls.
+    """
     spec = KVCacheSpec(
         num_layers=2,
         num_heads=2,

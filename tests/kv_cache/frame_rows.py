@@ -2,6 +2,10 @@
 
 A frame of one token makes it a cache of tokens. What overwrites in place cannot go back: there is
 no truncation but to nothing, no speculation, and only the cache's own policy evicts.
+
+Rows, positions, counters, room and the order of calls are the stream cache's own, and so are the
+claims about them. It has no `keep`, `truncate`, `fork`, `commit` and `discard`, nor sequences of
+unequal length: that those are refused is a claim about this file, and about no cache.
 """
 
 from collections.abc import Sequence
@@ -73,12 +77,8 @@ class FrameRows:
         return self.frames.positions(window).expand(self.frames.spec.batch, -1)
 
     def advance(self) -> None:
-        window = self._window()
-        missing = sorted(set(range(self.frames.spec.num_layers)) - self._shown.keys())
-        if missing:
-            raise CacheError(f"advance: layers {missing} got no rows of this span; append them")
-        self.frames.advance(window)
-        self._open, self._shown = None, {}
+        self.frames.advance(self._window())
+        self._shown = {}
 
     def keep(self, layer: int, rows_BK: Tensor) -> None:
         raise UnsupportedError("keep: a stream's cache evicts by its own policy; use h2o or ring")
@@ -114,6 +114,7 @@ class FrameRows:
         return self.frames.digest()
 
     def _window(self) -> WriteWindow:
+        """Of the span that was opened last; the cache itself refuses it once it has advanced."""
         if self._open is None:
-            raise CacheError("no span is open; call extend first")
+            raise CacheError("no span was ever opened; call extend first")
         return self._open

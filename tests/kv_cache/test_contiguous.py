@@ -43,7 +43,15 @@ def test_13_attention_layers_of_52_take_13_slots_and_save_75_percent() -> None:
 def test_a_layer_that_does_not_attend_has_no_slot_and_the_others_are_named() -> None:
     made = cache(HYBRID)
     step(made, [1, 1])
-    for call in (made.view, made.positions, made.cache_seqlens, made.append):
+    made.extend([1, 1])
+    for call in (
+        made.view,
+        made.positions,
+        made.cache_seqlens,
+        made.append,
+        made.memory,
+        made.wrote_in_place,
+    ):
         with pytest.raises(CacheError, match=r"layer 4 has no keys and values; layers 3, 7, .* do"):
             call(4)
 
@@ -203,3 +211,19 @@ def test_a_fork_copies_rows_only_if_the_span_evicts_or_truncates() -> None:
     step(made, [2, 2])
     made.discard()
     assert (made.digest(), made.saved_bytes) == (digest, 0)
+
+
+@pytest.mark.parametrize("end", ["commit", "reset"])
+def test_a_discard_brings_back_no_row_of_a_fork_that_ended_before(end: str) -> None:
+    made = cache()
+    step(made, [5, 5])
+    made.fork()
+    made.keep(0, torch.tensor([[0, 2], [1, 3]]))
+    getattr(made, end)()
+    assert made.saved_bytes == 0
+    step(made, [3, 3])
+    digest = made.digest()
+    made.fork()
+    made.keep(0, torch.tensor([[1], [0]]))
+    made.discard()
+    assert made.digest() == digest

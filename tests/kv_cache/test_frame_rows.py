@@ -86,7 +86,7 @@ def test_the_open_span_is_shown_exact_and_its_digest_counts_after_advance(kind: 
         (lambda cache: cache.extend([1, 2]), "contiguous"),
     ],
 )
-def test_what_it_cannot_do_is_refused_and_changes_nothing(
+def test_calls_that_only_the_adapter_has_are_refused_and_change_nothing(
     call: Callable[[FrameRows], None], remedy: str
 ) -> None:
     cache = opened("ring")

@@ -96,6 +96,8 @@ def test_of_equal_scores_the_older_frame_stays() -> None:
     cache = opened(spec_of("h2o", sink=0, window=9))
     for chunk in range(4):
         window = cache.window(start_frame=BLOCK * chunk, num_frames=BLOCK)
+        for layer in range(cache.spec.num_layers):  # and nobody says what it attended to
+            cache.update(layer, window, rows(cache.spec, chunk), rows(cache.spec, chunk))
         cache.advance(window)
     assert sorted(cache.frames_kept) == [0, 1, 2, 9, 10, 11]
 

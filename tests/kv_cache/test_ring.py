@@ -8,11 +8,13 @@ from torch import Tensor
 
 from scope_contracts.errors import CacheError, UserInputError
 from scope_rt.collectives import SoloCollectives
+from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.ring import NewestFrames, plan_write, slot_of_frame
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
 from scope_rt.kv_cache.video import open_frame_cache, slots_for
-from tests.tiny_models import CPU, cache_spec
+from tests.tiny_models import CONFIG, CPU, cache_spec
 
+OTHERS = [layer for layer in range(CONFIG.num_layers) if layer != 1]
 rings = st.tuples(st.integers(0, 4), st.integers(3, 12))
 
 
@@ -26,6 +28,12 @@ def memory(cache: SlotCache) -> tuple[Tensor, Tensor]:
     """Keys and values as they lie: `[num_layers, batch, capacity_tokens, heads, head_dim]`."""
     (keys,), (values,) = cache.storage.rows.parts
     return keys, values
+
+
+def write_zeros(cache: SlotCache, planned: WriteWindow) -> None:
+    k = torch.zeros(1, planned.num_tokens, 4, 16, dtype=torch.float64)
+    for layer in range(cache.spec.num_layers):
+        cache.update(layer, planned, k, k)
 
 
 def frames_shown(sink: int, window: int, end: int) -> set[int]:
@@ -62,12 +70,15 @@ def test_what_is_read_is_what_was_written_last(
         planned = cache.window(start_frame=chunk * block, num_frames=block)
         frame = torch.arange(chunk * block, (chunk + 1) * block, dtype=torch.float64)
         k = frame.repeat_interleave(tokens)[None, :, None, None].expand(1, -1, heads, dim)
+        for other in OTHERS:
+            cache.update(other, planned, torch.zeros_like(k), torch.zeros_like(k))
         cache.update(1, planned, k, -k)
         shown_k, shown_v = cache.update(1, planned, k, -k)
         assert shown_k[0, ::tokens, 0, 0].tolist() == list(planned.frames_in_view)
         assert torch.equal(shown_v, -shown_k)
         cache.advance(planned)
-    assert not memory(cache)[0][0].any(), "another layer was written"
+        for other in OTHERS:
+            assert not memory(cache)[0][other].any(), "another layer was written"
 
 
 def test_eviction_moves_no_byte() -> None:
@@ -76,9 +87,10 @@ def test_eviction_moves_no_byte() -> None:
         planned = cache.window(start_frame=3 * chunk, num_frames=3)
         before = memory(cache)[0].clone()
         k = torch.randn(1, 3 * cache.spec.frame_tokens, 4, 16, dtype=torch.float64)
-        cache.update(0, planned, k, k)
-        changed = (before != memory(cache)[0]).any(-1).any(-1)[0, 0]
-        assert int(changed.sum()) == k.shape[1]
+        for layer in range(CONFIG.num_layers):
+            cache.update(layer, planned, k, k)
+        changed = (before != memory(cache)[0]).any(-1).any(-1)[:, 0]
+        assert changed.sum(1).tolist() == [k.shape[1]] * CONFIG.num_layers
         cache.advance(planned)
 
 
@@ -87,8 +99,7 @@ def test_storage_is_allocated_once() -> None:
     addresses = [part.data_ptr() for part in memory(cache)]
     for chunk in range(20):
         planned = cache.window(start_frame=3 * chunk, num_frames=3)
-        k = torch.zeros(1, 3 * cache.spec.frame_tokens, 4, 16, dtype=torch.float64)
-        cache.update(0, planned, k, k)
+        write_zeros(cache, planned)
         cache.advance(planned)
     assert addresses == [part.data_ptr() for part in memory(cache)]
     assert cache.num_bytes == cache.spec.num_bytes(1)
@@ -116,7 +127,9 @@ def test_a_write_of_another_length_touches_nothing() -> None:
 
 def test_reset_forgets() -> None:
     cache = ring(sink=0, window=6)
-    cache.advance(cache.window(start_frame=0, num_frames=3))
+    planned = cache.window(start_frame=0, num_frames=3)
+    write_zeros(cache, planned)
+    cache.advance(planned)
     cache.reset()
     assert cache.window(start_frame=0, num_frames=3).frames_in_view == (0, 1, 2)
 

@@ -58,6 +58,8 @@ def test_the_chunk_in_flight_sees_itself_exact_and_only_its_last_call_is_encoded
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     again, _ = cache.update(0, window, k, -k)
     assert torch.equal(again, shown_k)
+    for layer in range(1, cache.spec.num_layers):
+        cache.update(layer, window, k, -k)
     cache.advance(window)
     kept, _ = cache.cached(0)
     assert not torch.equal(kept[:, own], k)

@@ -1,4 +1,5 @@
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -260,6 +261,30 @@ def test_beams_take_their_rows_and_scores_along() -> None:
     assert torch.equal(layer.keys, keys[[1, 1]])
     beams = generated(model, prompt(14), 8, num_beams=3)
     assert beams.past_key_values.layers[0].num_rows == CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("take", "want"),
+    [
+        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+    ],
+    ids=["select", "repeat"],
+)
+def test_sequences_take_all_that_is_known_of_their_rows_along(
+    take: Callable[[DynamicCache], None], want: list[int]
+) -> None:
+    model, ids, cache = tiny_lm("llama"), prompt(5, batch=2), DynamicCache()
+    install_kv_eviction(model, **SIZES)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0  # the second is padded, so that it has other rows
+    decode(model, ids, 1, cache=cache, mask=mask)
+    before = [(layer.positions, layer.rows.mass, layer.keys) for layer in cache.layers]
+    assert not torch.equal(*before[0][0])
+    take(cache)
+    for layer, known in zip(cache.layers, before, strict=True):
+        now = (layer.positions, layer.rows.mass, layer.keys)
+        assert all(torch.equal(a, b[want]) for a, b in zip(now, known, strict=True))
 
 
 def test_the_cache_of_a_shared_prompt_can_be_copied_and_continued_twice() -> None:

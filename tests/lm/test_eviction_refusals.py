@@ -176,3 +176,23 @@ def test_what_was_evicted_cannot_be_cropped_back() -> None:
     assert not cache.is_croppable
     with pytest.raises(UnsupportedError, match="without an assistant"):
         cache.crop(-2)
+
+
+def test_a_step_that_failed_between_layers_asks_for_a_new_cache_and_takes_no_more_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("out of memory")
+
+    model, cache = tiny_lm("llama"), DynamicCache()
+    install_kv_eviction(model, **SIZES)
+    model(prompt(12), past_key_values=cache)
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(model.model.layers[0].mlp, "forward", fail)
+        model(prompt(1), past_key_values=cache)
+    for _ in range(2):
+        says = "some layers have seen 12 tokens and others 13.*half-way; start a new cache"
+        with pytest.raises(CacheError, match=says):
+            model(prompt(1), past_key_values=cache)
+        assert [layer.num_seen for layer in cache.layers] == [13, 12]
+    model(prompt(12), past_key_values=DynamicCache())

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from scope_contracts.errors import CacheError
-from scope_rt.kv_cache.hierarchical.context import Edit
+from scope_rt.kv_cache.hierarchical.context import Collapse, Edit
 from scope_rt.kv_cache.hierarchical.editing import EditableContext, EditReport
-from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy
+from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy, Span
+from scope_rt.models.multilevel import MultilevelModel
 from scope_runners.kv_bench import hierarchical
 from scope_runners.kv_bench.edit_times import PROMISED_AT, SystemTimes, curve, row
 from scope_runners.kv_bench.hierarchical import EARLY_EDIT, Scale, time_system
@@ -53,6 +54,39 @@ def test_a_row_says_which_promised_speed_up_was_met_and_which_was_missed(
     )
     too_short = "too short for the promised speed-ups, which are for 16,000 leaves"
     assert row(times, times.token_s).notes[-1] == too_short
+
+
+@pytest.mark.parametrize("hierarchy", [HIERARCHY, hierarchical.FULL_ATTENTION], ids=str)
+def test_the_copy_in_a_peak_is_the_largest_that_any_chunk_or_decoded_leaf_makes(
+    hierarchy: Hierarchy,
+) -> None:
+    torch.manual_seed(0)
+    model, group = MultilevelModel(hierarchical.CONFIG).eval(), hierarchical.GROUP
+    edited = hierarchical._empty(model, hierarchy, SMALL.num_leaves + group)
+    edited.append([1] * (SMALL.num_leaves + group - 1))
+    gist_at = SMALL.num_leaves - group
+    edited.edit([Collapse(gist_at)])
+    chunks = Span(start=0, end=SMALL.num_leaves).cut(hierarchical.CHUNK_LEAVES)
+    leaves = Span(start=SMALL.num_leaves, end=SMALL.num_leaves + hierarchical.DECODED_TOKENS)
+    rows = [[len(run) for run in hierarchy.keys(it) if run] for it in (*chunks, *leaves.cut(1))]
+    most = max(sum(runs) for runs in rows if len(runs) > 1)  # one run is read where it lies
+    want = most * edited.cache.format.bytes_per_row
+    assert hierarchical.largest_copy(edited, gist_at, SMALL) == want
+    before = edited.cache.view(0)
+    assert want > sum(plane.nbytes for plane in before), "no span showed more than the next leaf"
+
+
+def test_a_peak_holds_the_copy_beside_the_cache_and_names_what_undo_keeps(
+    times: SystemTimes,
+) -> None:
+    made = row(times, times.token_s)
+    assert made.peak_bytes == times.num_bytes + times.copied_bytes > times.num_bytes
+    chunk = hierarchical.CHUNK_LEAVES
+    rows = sum(HIERARCHY.counts(SMALL.num_leaves)) - sum(HIERARCHY.counts(SMALL.num_leaves - chunk))
+    row_bytes = times.num_bytes // sum(HIERARCHY.counts(times.max_leaves))
+    # Two chunks that the edit replaced, then its own two, and of the first two one that came back.
+    assert times.undo_kept_bytes == 3 * rows * row_bytes
+    assert f"undo keeps {times.undo_kept_bytes:,} bytes" in made.notes[2]
 
 
 def test_a_contiguous_decode_copies_no_row() -> None:

@@ -1,16 +1,18 @@
 """What the benchmark tells of states, index keys and domains is true, or would be told as false."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.domains import CacheDomains
 from scope_rt.kv_cache.state import StateCache
+from scope_rt.models.mla import MLA, MLAForm
 from scope_runners.kv_bench import states
-from scope_runners.kv_bench.hybrid import LATENT, MIXER, domain
+from scope_runners.kv_bench.hybrid import HIDDEN, LATENT, MIXER, domain
 from scope_runners.kv_bench.states import (
     NUM_DOMAINS,
     Scale,
@@ -61,6 +63,42 @@ def test_index_keys_come_on_top_of_the_rows_and_all_rows_chosen_are_dense_attent
     assert few.peak_bytes == SCALE.max_tokens * (row_bytes + KEY_BYTES)
     assert "dense attention's bits" in all_rows.notes[0]
     assert "of its range off dense attention" in few.notes[0]
+
+
+def test_what_is_timed_as_a_recompute_builds_no_weights_and_expands_the_rows_it_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built, expanded, timed = [], [], []
+    init, forward = nn.Linear.__init__, MLA.forward
+
+    def watched_init(self: nn.Linear, *args: Any, **kwargs: Any) -> None:
+        built.append(self)
+        init(self, *args, **kwargs)
+
+    def watched_forward(self: MLA, x_BTC: Tensor, **kwargs: Any) -> Tensor:
+        expanded.append(kwargs.get("form") is MLAForm.EXPANDED)
+        out: Tensor = forward(self, x_BTC, **kwargs)
+        return out
+
+    def watched_seconds(step: Callable[[], object], count: int) -> float:
+        built.clear()
+        expanded.clear()
+        step()
+        timed.append((len(built), tuple(expanded)))
+        return 1.0
+
+    monkeypatch.setattr(nn.Linear, "__init__", watched_init)
+    monkeypatch.setattr(MLA, "forward", watched_forward)
+    monkeypatch.setattr(states, "step_seconds", watched_seconds)
+    measure_index_keys(SCALE)
+    decoded = (0, (False,))
+    assert timed == [decoded, decoded, decoded, (0, (True,))]
+
+
+def test_a_recompute_of_one_layer_gives_what_it_decoded() -> None:
+    layer, x = states.AttentionLayer(None, SCALE), torch.randn(1, SCALE.max_tokens, HIDDEN)
+    spans = [layer(part) for part in x.split([SCALE.context, 1], dim=1)]
+    torch.testing.assert_close(layer.anew(x), torch.cat(spans, dim=1), rtol=0, atol=1e-5)
 
 
 def test_eight_domains_take_what_was_planned_and_nobody_changes_anothers() -> None:

@@ -57,7 +57,9 @@ class SystemTimes:
     """One decoded token at the end of the context."""
     num_bytes: int
     copied_bytes: int
-    """By one view of a layer, whose levels lie apart."""
+    """By one view of a layer, whose levels lie apart: the most, of any edit and decoded token."""
+    undo_kept_bytes: int
+    """The most rows that were kept for `undo`, which no other edit has."""
 
 
 def promised(fraction: float, cost: CostModel, num_leaves: int) -> float:
@@ -90,6 +92,7 @@ def row(system: SystemTimes, contiguous_s: float) -> SystemResult:
             f"windows {system.hierarchy.windows}; measured quadratic share b = {share:.2f}",
             f"at f={PROMISED_AT[-1]:g} an edit of one group dirties {latest.temporal_ratio:.1%} of "
             f"all nodes in time and {latest.spatial_ratio:.2%} in space",
+            f"undo keeps {system.undo_kept_bytes:,} bytes of replaced rows, which no peak counts",
             _verdict(system),
         ),
     )

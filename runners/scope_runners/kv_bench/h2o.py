@@ -1,7 +1,8 @@
 """What eviction saves and costs on a transformers model, against the same model without it.
 
-Throughputs are ratios of things that were timed in the same round, in seconds of processor time of
-one thread. The model is a small Llama with random weights: tokens mean nothing, times and bytes do.
+Throughputs are ratios of things that were timed in the same round, in processor time of one thread,
+or of all that `--threads` asks for. The model is a small Llama with random weights: tokens mean
+nothing, times and bytes do.
 Prompts are fed in pieces; a peak is measured while attention runs, before rows leave.
 """
 

@@ -1,7 +1,8 @@
 """What blocks cost against one piece, and what sharing them saves.
 
-Every figure is a ratio of things that were timed in the same round, on one thread. The model is a
-small Llama with random weights: tokens mean nothing, times and bytes do.
+Speeds are ratios of things that were timed in the same round, in processor time of one thread, or
+of all that `--threads` asks for. The model is a small Llama with random weights: tokens mean
+nothing, times and bytes do.
 """
 
 from collections import deque

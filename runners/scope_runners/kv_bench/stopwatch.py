@@ -1,4 +1,8 @@
-"""Processor time, so that other work on the machine counts in no figure."""
+"""Processor time, so that other work on the machine counts in no figure.
+
+All threads of the process count. One computes, unless `--threads` says more; what several spend is
+more than the time that passed, so their figures do not compare with those of one.
+"""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,6 +1,7 @@
 """What a row costs in each form it may be stored in: bytes, and time of a decode step.
 
-Every form is timed in every round, on one thread.
+Every form is timed in every round, in processor time of one thread, or of all that `--threads` asks
+for.
 """
 
 from collections.abc import Callable, Mapping
