@@ -204,14 +204,18 @@ class CacheDomain:
                 raise CacheError(mismatch(f"{self.name} {name}", got=size, want="at least 1"))
 
     def num_bytes(self, tp_degree: int = 1) -> int:
-        """Bytes one rank holds for this domain."""
+        """Bytes one rank holds for this domain between two steps."""
         return self.batch * self.spec.bytes_per_sequence(self.max_tokens, tp_degree)
+
+    def span_bytes(self, tp_degree: int = 1) -> int:
+        """Bytes beside those while a span is open: its states replace the old ones at its end."""
+        return self.batch * self.spec.state_bytes(tp_degree)
 
 
 def plan_domains(
     domains: Sequence[CacheDomain], budget_bytes: int, *, tp_degree: int = 1
 ) -> Mapping[str, int]:
-    """Bytes of every domain by name, all of them within one budget.
+    """Bytes of every domain by name between two steps, all of them within one budget.
 
     Raises:
         CacheError: a name is used twice, or the budget is exceeded; it names the shortfall.

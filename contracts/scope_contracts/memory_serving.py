@@ -58,7 +58,8 @@ class ServingDemand:
     def plan(self) -> MemoryPlan:
         """Bytes of this rank."""
         counted = (self._weights(), *self._counted(), *self._states())
-        return MemoryPlan(lines=(*counted, *self._working(), *self._probabilities(), RUNTIME))
+        attending = (*self._working(), *self._mask(), *self._probabilities())
+        return MemoryPlan(lines=(*counted, *attending, RUNTIME))
 
     def knobs(self) -> Iterable[Knob]:
         """TP degree, bits of the cache, blocks, rows that stay, tokens at once, length, batch."""
@@ -128,6 +129,12 @@ class ServingDemand:
             because=f"{self._where()} x {spec.other_layers} layers = {num_bytes:,} B a sequence, "
             "at any length",
         )
+        yield MemoryLine(
+            name="new states of a span",
+            num_bytes=self.domain.span_bytes(self.tp),
+            because=f"{_count(self.domain.batch, 'sequence')} of one model at a time, beside the "
+            "old ones until the span ends",
+        )
 
     def _working(self) -> Iterator[MemoryLine]:
         spec = self.domain.spec
@@ -141,6 +148,24 @@ class ServingDemand:
                 because=f"{_count(self.domain.batch, 'sequence')} x {what}",
                 is_estimate=True,
             )
+
+    def _mask(self) -> Iterator[MemoryLine]:
+        """Eviction works under eager attention, which is given a mask over all tokens ever seen.
+
+        It is made of flags, then of numbers; a layer takes from it the rows that it holds.
+        """
+        if not isinstance(self.storage, Evicting):
+            return
+        tokens, width = self.domain.max_tokens, self.domain.spec.row_format.dtype.num_bytes
+        fed, rows = self.storage.fed_at_once(tokens), self.storage.rows_at_once(tokens)
+        a_token = tokens * (DType.BOOL.num_bytes + width) + rows * width
+        yield MemoryLine(
+            name="attention mask",
+            num_bytes=self.domain.batch * fed * a_token,
+            because=f"{_count(self.domain.batch, 'sequence')} x {fed:,} tokens at once x "
+            f"{a_token:,} B for {tokens:,} tokens seen",
+            is_estimate=True,
+        )
 
     def _probabilities(self) -> Iterator[MemoryLine]:
         """Eviction watches what every token attends to, which no fused kernel shows.

@@ -144,7 +144,8 @@ class Evicting:
         because = f"{num_layers} layers x {kept:,} rows"
         return RowCount(per_sequence=num_layers * kept, because=because)
 
-    def marks(self, dtype: DType) -> int:
+    @staticmethod
+    def marks(dtype: DType) -> int:
         score = max(dtype.num_bytes, DType.FLOAT32.num_bytes)
         return DType.INT64.num_bytes + DType.BOOL.num_bytes + score
 

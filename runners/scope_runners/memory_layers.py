@@ -19,9 +19,21 @@ _LETTERS = {"*": "attention", "M": "mamba", "-": "mlp", "E": "moe"}
 """Of NVIDIA's Nemotron-H."""
 _PATTERN_OF = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}
 """Where every so many-th layer sees all and the model does not write it."""
+_WINDOW_EVERYWHERE = ("mistral", "ministral", "mixtral", "phi3", "phimoe", "starcoder2", "moshi")
+"""Where a window, if there is one, is that of every layer."""
 _JAMBA_OFFSET = 4
 """Where the model does not write it."""
 _OTHER_RULES = (
+    "attn_layer",
+    "full_attn",
+    "global_attn",
+    "layer_group",
+    "cross_attention_layers",
+    "conv_L_cache",
+    "cca_time",
+    "linear_num",
+    "linear_head",
+    "linear_key",
     "mamba",
     "ssm",
     "hybrid",
@@ -60,6 +72,13 @@ def size_in(raw: Mapping[str, Any], name: str, *, most: int = MOST, least: int =
     return value
 
 
+def refuse_parts(raw: Mapping[str, Any], parts: Sequence[str], what: str) -> None:
+    """Raises `UserInputError` where an entry is set that has one of `parts` in its name."""
+    for key, value in raw.items():
+        if value and any(part in key for part in parts):
+            raise UserInputError(f"{shown(key)} {what} is not known")
+
+
 def caching_layers(raw: Mapping[str, Any]) -> CachingLayers:
     """The layers that a transformers `config.json` describes.
 
@@ -91,7 +110,8 @@ def _kinds(raw: Mapping[str, Any], num_layers: int) -> tuple[str, Sequence[objec
     layers = range(num_layers)
     if (pattern := raw.get(name := "hybrid_override_pattern")) is not None:
         return name, [_LETTERS.get(letter, letter) for letter in str(pattern)]
-    if raw.get(name := "attn_layer_period") is not None:
+    name = "attn_layer_period"
+    if raw.get("model_type") == "jamba" and raw.get(name) is not None:  # others count otherwise
         period = size_in(raw, name)
         offset = size_in({"attn_layer_offset": _JAMBA_OFFSET, **raw}, "attn_layer_offset", least=0)
         return name, _where([layer % period == offset for layer in layers])
@@ -101,28 +121,27 @@ def _kinds(raw: Mapping[str, Any], num_layers: int) -> tuple[str, Sequence[objec
     if raw.get(name := "full_attention_interval") is not None:
         interval = size_in(raw, name)
         return name, _where([(layer + 1) % interval == 0 for layer in layers])
-    for key, value in raw.items():
-        if value and any(part in key for part in _OTHER_RULES):
-            raise UserInputError(
-                f"{shown(key)} is of a model whose layers differ, and by what rule is not known"
-            )
+    refuse_parts(raw, _OTHER_RULES, "is of a model whose layers differ, and by what rule")
     return _by_window(raw, num_layers)
 
 
 def _by_window(raw: Mapping[str, Any], num_layers: int) -> tuple[str, Sequence[object]]:
     """Layers of a model that has nothing but attention."""
     name, layers = "sliding_window", range(num_layers)
-    model = str(raw.get("model_type"))
-    is_qwen = model.startswith("qwen")  # which writes a window that it does not use
+    model = raw.get("model_type")
+    is_qwen = str(model).startswith("qwen")  # which writes a window that it does not use
     if raw.get(name) is None or not raw.get("use_sliding_window", not is_qwen):
         return name, _where([True] * num_layers)
-    pattern = raw.get("sliding_window_pattern") or _PATTERN_OF.get(model)
+    pattern = raw.get("sliding_window_pattern") or _PATTERN_OF.get(str(model))
     if pattern is not None:
         pattern = size_in({"sliding_window_pattern": pattern}, "sliding_window_pattern")
         sees_all = [(layer + 1) % pattern == 0 for layer in layers]
     elif raw.get("max_window_layers") is not None:
         first = size_in(raw, "max_window_layers", least=0)
         sees_all = [layer < first for layer in layers]
+    elif model not in (None, *_WINDOW_EVERYWHERE):
+        got = f"{shown(raw[name])} of a {shown(model)} model"
+        raise UserInputError(f"{name}: got {got}, and which layers have it is not known")
     else:
         sees_all = [False] * num_layers
     return name, _where(sees_all, otherwise=_WINDOWED)

@@ -16,7 +16,7 @@ from scope_contracts.memory_plan import SequenceCacheSpec
 from scope_contracts.model_size import WanSize, t5_encoder_weights
 from scope_contracts.row_format import Plane, RowFormat
 from scope_contracts.tensor_spec import DType
-from scope_runners.memory_layers import caching_layers, size_in
+from scope_runners.memory_layers import caching_layers, refuse_parts, size_in
 from scope_runners.request import EMBEDDED_MODEL
 
 _LATENT_STRIDE = 8
@@ -25,6 +25,18 @@ _UMT5_XXL = t5_encoder_weights(
 )
 _WAN_VAE = 127_000_000
 """As published."""
+_OTHER_ROWS = (
+    "global_head_dim",
+    "attention_head_dim",
+    "attention_head_size",
+    "heads_per_layer",
+    "kv_channels",
+    "kv_shared",
+    "multi_query",
+    "num_kv_heads",
+    "swa_",
+)
+"""Parts of names that only models have whose rows differ, or come from other entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +167,10 @@ def _row_formats(
     raw: Mapping[str, Any], heads: int, dtype: DType
 ) -> tuple[RowFormat, RowFormat | None]:
     """What a `config.json` of transformers says about a cached token, and about an index key."""
-    if raw.get("kv_lora_rank"):
+    is_latent = bool(raw.get("kv_lora_rank"))
+    others = _OTHER_ROWS if is_latent else (*_OTHER_ROWS, "v_head_dim")
+    refuse_parts(raw, others, "is of a model whose rows are others, and by what rule")
+    if is_latent:
         rank, rope_dim = size_in(raw, "kv_lora_rank"), size_in(raw, "qk_rope_head_dim")
         rows = RowFormat.latent(rank=rank, rope_dim=rope_dim, dtype=dtype)
     else:

@@ -26,6 +26,8 @@ class MemoryReport:
     available_bytes: int | None
     changes: tuple[str, ...]
     """Any one of them makes it fit."""
+    knobs: tuple[str, ...]
+    """What can be changed at all, as it is typed."""
     beside: str = ""
     """What another rank holds that is not counted."""
 
@@ -71,6 +73,7 @@ def report_of(request: MemoryRequest) -> MemoryReport:
         bytes_per_sequence=per_sequence,
         available_bytes=available,
         changes=() if available is None else fitting_changes(demand, available),
+        knobs=tuple(dict.fromkeys(knob.flag for knob in demand.knobs() if knob.settings)),
         beside=beside,
     )
 
@@ -102,7 +105,8 @@ def table(report: MemoryReport) -> str:
         one_of = "any one of: " if len(report.changes) > 1 else ""
         lines.append(f"fits with {one_of}{'; '.join(report.changes)}")
     elif report.fits is False:
-        lines.append("no change of tp, codec, window, length or batch makes it fit")
+        knobs = " or ".join(report.knobs)
+        lines.append(f"no change of {knobs} makes it fit" if knobs else "nothing can be changed")
     return "\n".join(lines)
 
 

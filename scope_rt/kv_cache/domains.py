@@ -1,7 +1,8 @@
 """Models side by side share one budget of bytes and nothing else.
 
 A domain is one model's rows, index keys and states. It is planned first and allocated as planned;
-one that would exceed the budget is refused before a byte of it exists.
+one that would exceed the budget is refused before a byte of it exists. The budget is of what stays:
+while a domain has a span open, its new states lie beside it, in `span_bytes` more.
 """
 
 from collections.abc import Mapping
@@ -61,6 +62,12 @@ class CacheDomains:
     def num_bytes(self) -> int:
         """Bytes allocated, over all domains."""
         return sum(caches.num_bytes for caches in self._open.values())
+
+    @property
+    def span_bytes(self) -> int:
+        """Most bytes beside those while one domain has a span open."""
+        open_domains = (caches.domain for caches in self._open.values())
+        return max((each.span_bytes(self.tp_degree) for each in open_domains), default=0)
 
     def open(
         self, domain: CacheDomain, *, layers: AttnLayerMap, device: torch.device

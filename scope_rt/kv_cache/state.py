@@ -2,7 +2,8 @@
 
 It answers the calls of `interface.KVCache` that make sense for it. There are no rows: `append` and
 `view` are `update` and `state`, and nothing can be evicted or truncated; `fork` before what may
-have to be undone. A span's states become the cache's at `advance`, so a span can be computed again.
+have to be undone. A span's states become the cache's at `advance`, so a span can be computed again;
+until then they lie beside the old ones and take as many bytes.
 """
 
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ class StateCache:
     ) -> None:
         self.format, self.layers, self.batch = state_format, tuple(layers), batch
         self.counters = CacheCounters()
+        self._device = device
         dtype = TORCH_DTYPES[state_format.dtype]
         self._parts: _States = {
             layer: tuple(
@@ -64,7 +66,7 @@ class StateCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all states; a fork holds as much again until it ends."""
+        """Bytes of all states; a fork holds as much again until it ends, and so does a span."""
         return sum(part.nbytes for parts in self._parts.values() for part in parts)
 
     def extend(self, num_tokens: Sequence[int]) -> None:
@@ -96,7 +98,10 @@ class StateCache:
         got = [tuple(part.shape) for part in parts]
         if got != want:
             raise CacheError(f"got a state of shapes {got}, want {want}")
-        self._pending[layer] = tuple(part.clone() for part in parts)
+        self._pending[layer] = tuple(
+            part.detach().to(held.dtype, copy=True)
+            for held, part in zip(self._parts[layer], parts, strict=True)
+        )
         self._spans.written.add(layer)
         self.counters.rows_written += self.batch
 
@@ -108,10 +113,11 @@ class StateCache:
         """
         span = self._spans.opened()
         self._spans.check_written(self.layers)
-        moved = [sequence for sequence, new in enumerate(span) if new]
+        has_moved_B = torch.tensor(span, device=self._device) > 0
         for layer, parts in self._pending.items():
             for held, part in zip(self._parts[layer], parts, strict=True):
-                held[moved] = part[moved].to(held.dtype)
+                has_moved = has_moved_B.view(-1, *[1] * (held.ndim - 1))
+                torch.where(has_moved, part, held, out=held)  # in place: no third copy
         self._lengths = [old + new for old, new in zip(self._lengths, span, strict=True)]
         self.counters.advances += 1
         self._spans.close()

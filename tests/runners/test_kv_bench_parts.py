@@ -1,11 +1,12 @@
 import pytest
 
 from scope_contracts.row_format import CodecKind, RowFormat
+from scope_contracts.row_storage import BLOCK_SIZE
 from scope_contracts.tensor_spec import DType
 from scope_runners.kv_bench import needle, storage
 from scope_runners.kv_bench.result import Effort, Part, SystemResult
 from scope_runners.recall.sweep import DEPTHS, PIECE_TOKENS
-from scope_runners.recall.systems import BLOCK_SIZE, CODECS, EVICTING, FULL, SYSTEMS
+from scope_runners.recall.systems import CODECS, EVICTING, FULL, SYSTEMS
 from scope_runners.recall.tasks import Task
 
 ROW_BYTES = 2 * 2 * 2 * 32 * 4

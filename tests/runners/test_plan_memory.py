@@ -248,6 +248,31 @@ def test_advice_keeps_pages_and_is_taken_as_it_is_typed(
     assert main([*given, "--length", one_block_more]) == 1
 
 
+@pytest.mark.parametrize(("given", "advised"), [("contiguous", ""), ("quantized:int8", ":int8")])
+@pytest.mark.parametrize("is_windowed", [True, False], ids=["windows", "no windows"])
+def test_layers_with_windows_are_told_of_blocks_which_they_give_back(
+    given: str, advised: str, is_windowed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ["sliding_attention" if is_windowed else "full_attention"] * 11 + ["full_attention"]
+    config = WINDOWED | {"num_hidden_layers": 12, "layer_types": kinds}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sizes = f"--model {tmp_path} --length 100000 --batch 99"
+    room = 0.8 * planned(f"{sizes} --kv-cache {given}", capsys)["total_bytes"] / 2**30
+    typed = ["plan-memory", *sizes.split(), "--gpu-gib", str(room), "--json", "--kv-cache"]
+    assert main([*typed, given]) == 1
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert (f"--kv-cache paged{advised}" in changes) is is_windowed
+    assert (main([*typed, f"paged{advised}"]) == 0) is is_windowed
+
+
+def test_models_side_by_side_have_weights_of_their_own() -> None:
+    one, three = (
+        demanded(f"--layers 2 --heads 2 --head-dim 8 --weights-gib 1 --models {models}").plan()
+        for models in (1, 3)
+    )
+    assert (one.bytes_of("weights"), three.bytes_of("weights")) == (1 << 30, 3 << 30)
+
+
 def test_a_verdict_names_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan-memory", "--model", "mla-52", "--gpu", "h100"]) == 0
     shown = capsys.readouterr().out
@@ -270,8 +295,26 @@ def test_the_table_says_whether_it_fits_and_what_to_change(
     shown = capsys.readouterr().out
     assert "does not fit 60.13 GB: " in shown
     assert "any one of: --plan tp_v1_1 --tp 2; --kv-cache quantized:int8; --window " in shown
-    assert main(["plan-memory", "--model", "mla-52", "--gpu-gib", "0.5"]) == 1
-    assert "no change of tp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--model krea-14b", "no change of --plan tp_v1_1 --tp or --kv-cache or --window makes it"),
+        ("--model mla-52", "no change of --length makes it fit"),
+        ("--model mla-52 --length 256", "nothing can be changed"),
+        ("--model mha-52 --batch 2", "of --tp or --kv-cache or --length or --batch makes it fit"),
+        (
+            "--model mha-52 --kv-cache h2o --keep 512",
+            "of --tp or --kv-cache or --keep or --prefill-chunk or --length makes it fit",
+        ),
+    ],
+)
+def test_what_cannot_be_made_to_fit_names_all_that_could_be_changed(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan-memory", *arguments.split(), "--gpu-gib", "0.5"]) == 1
+    assert sentence in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

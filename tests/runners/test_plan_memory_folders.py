@@ -1,11 +1,13 @@
 """A folder's `config.json` is read as its model reads it, or refused by the entry that is not."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import (
+    CONFIG_MAPPING,
     BambaConfig,
     Cohere2Config,
     Gemma2Config,
@@ -24,6 +26,7 @@ from scope_runners.memory_presets import LanguageModel, model_at
 from tests.runners.plan_requests import demanded
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 12, "num_attention_heads": 4, "head_dim": 16}
+WRITTEN: dict[str, Any] = {"layer_types": ["full_attention"] * 12}
 REFUSED = "is not a language model's"
 
 
@@ -99,6 +102,47 @@ def test_layers_are_those_that_transformers_makes_of_the_same_entries(
     assert spec.other_layers == kinds.count("linear_attention")
 
 
+@pytest.mark.parametrize(
+    ("name", "entries"),
+    [
+        ("lfm2", {"full_attn_idxs": [2, 5, 8]}),
+        ("zamba", {}),
+        ("bailing_hybrid", {"layer_group_size": 6}),
+        ("kimi_linear", {}),
+        ("qwen3_next", {}),
+        ("afmoe", {}),
+        ("gpt_oss", {}),
+        ("vaultgemma", {}),
+        ("gemma3n_text", {}),
+        ("gemma4_text", {}),
+        ("exaone4", {"sliding_window_pattern": 4}),
+        ("gemma3_text", {}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 5}),
+        ("jamba", {}),
+    ],
+)
+def test_a_config_that_does_not_write_its_layers_is_read_as_transformers_does_or_refused(
+    name: str, entries: dict[str, Any], tmp_path: Path
+) -> None:
+    if name not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {name}")
+    config = CONFIG_MAPPING[name](**entries)
+    kinds = config.layer_types
+    unwritten = ("layer_types", "layers_block_type")
+    written = {key: value for key, value in config.to_dict().items() if key not in unwritten}
+    seen = [kind for kind in kinds if kind in ("full_attention", "sliding_attention")]
+    with suppress(UserInputError):
+        spec = read(tmp_path, written).spec
+        windowed = [window is not None for window in spec.layer_windows]
+        assert windowed == [kind == "sliding_attention" for kind in seen]
+        assert spec.other_layers == len(kinds) - len(seen)
+
+
+def test_entries_of_other_rows_that_are_not_used_refuse_nothing(tmp_path: Path) -> None:
+    unused = {"num_kv_shared_layers": 0, "global_head_dim": None, "multi_query": False}
+    assert read(tmp_path, SIZES | WRITTEN | unused).spec == read(tmp_path, SIZES | WRITTEN).spec
+
+
 def test_a_window_that_a_qwen_does_not_use_is_none(tmp_path: Path) -> None:
     unused = SIZES | {"sliding_window": 64, "model_type": "qwen2"}
     assert read(tmp_path, unused).spec.windows == ()
@@ -125,7 +169,31 @@ def test_a_window_that_a_qwen_does_not_use_is_none(tmp_path: Path) -> None:
         ({"layer_types": ["sliding_attention"] * 12}, "sliding_window: got None"),
         ({"hybrid_override_pattern": "M*?" * 4}, "hybrid_override_pattern: got ['mamba'"),
         ({"hybrid_override_pattern": "M*"}, "want 12 of"),
-        ({"attn_layer_period": 0}, "attn_layer_period: got 0"),
+        ({"attn_layer_period": 0, "model_type": "jamba"}, "attn_layer_period: got 0"),
+        ({"attn_layer_period": 6}, "'attn_layer_period' is of a model whose layers differ"),
+        ({"full_attn_idxs": [2, 5]}, "'full_attn_idxs' is of a model whose layers differ"),
+        ({"layer_group_size": 6}, "'layer_group_size' is of a model whose layers differ"),
+        ({"conv_L_cache": 3}, "'conv_L_cache' is of a model whose layers differ"),
+        ({"linear_num_heads": 4}, "'linear_num_heads' is of a model whose layers differ"),
+        ({"attention_head_dim": 464}, "'attention_head_dim' is of a model whose rows are others"),
+        ({"global_attn_every_n_layers": 4}, "'global_attn_every_n_layers' is of a model whose la"),
+        ({"linear_head_dim": 4}, "'linear_head_dim' is of a model whose layers differ"),
+        ({"linear_key_head_dim": 4}, "'linear_key_head_dim' is of a model whose layers differ"),
+        ({"cca_time0": 2}, "'cca_time0' is of a model whose layers differ"),
+        ({"cross_attention_layers": [3]}, "'cross_attention_layers' is of a model whose layers"),
+        ({"num_kv_heads": 8}, "'num_kv_heads' is of a model whose rows are others"),
+        ({"multi_query": True}, "'multi_query' is of a model whose rows are others"),
+        ({"kv_channels": 128}, "'kv_channels' is of a model whose rows are others"),
+        ({"attention_head_size": 64}, "'attention_head_size' is of a model whose rows are others"),
+        ({"swa_head_dim": 64}, "'swa_head_dim' is of a model whose rows are others"),
+        ({"num_heads_per_layer": [4]}, "'num_heads_per_layer' is of a model whose rows are others"),
+        ({"v_head_dim": 128}, "'v_head_dim' is of a model whose rows are others"),
+        (WRITTEN | {"global_head_dim": 512}, "'global_head_dim' is of a model whose rows are"),
+        (WRITTEN | {"num_kv_shared_layers": 4}, "'num_kv_shared_layers' is of a model whose rows"),
+        (
+            {"sliding_window": 64, "model_type": "afmoe"},
+            "sliding_window: got 64 of a 'afmoe' model, and which layers have it is not known",
+        ),
         ({"mamba_d_ssm": 128}, "'mamba_d_ssm' is of a model whose layers differ"),
         ({"block_types": ["recurrent", "attention"]}, "'block_types' is of a model whose"),
         ({"sliding_window": "64"}, "sliding_window: got '64'"),

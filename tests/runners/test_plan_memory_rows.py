@@ -1,29 +1,31 @@
 """What eviction keeps and what a view copies is planned as real tensors show it."""
 
 import json
-from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import DynamicCache
 
+from scope_contracts.memory_plan import RUNTIME_BYTES
 from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.row_storage import Evicting
 from scope_contracts.row_view import view_bytes
 from scope_contracts.tensor_spec import DType
 from scope_rt.collectives import SoloCollectives
 from scope_rt.kv_cache.codec import codec_for
+from scope_rt.kv_cache.layer_map import AttnLayerMap
+from scope_rt.kv_cache.paged import PagedCache
+from scope_rt.kv_cache.paged_store import PagedStore
 from scope_rt.kv_cache.policy import HeavyHitters
 from scope_rt.kv_cache.row_store import RowStore
 from scope_rt.lm.eviction import install_kv_eviction
 from scope_rt.lm.eviction_layer import EvictingLayer, EvictionSettings
 from scope_runners.main import main
 from tests.lm.eviction_models import LATENT, prompt, tiny_lm
+from tests.runners.live_bytes import LiveBytes
 from tests.runners.plan_requests import demanded
 from tests.tiny_models import CPU
 
@@ -31,37 +33,6 @@ EVICTION: dict[str, Any] = {"budget": 3, "n_sink": 2, "n_recent": 3, "evict_ever
 KEEP = 2 + 3 + 3 + 4 - 1
 GROUPED_SIZES = "--layers 2 --heads 4 --kv-heads 2 --head-dim 16"
 LATENT_SIZES = f"--layers 2 --latent-rank {LATENT['kv_lora_rank']} --rope-dim 8"
-
-
-def _storage_of(tensor: Tensor) -> Any:
-    """Tells whether it is still alive, and keeps nothing alive."""
-    return StorageWeakRef(tensor.untyped_storage())
-
-
-class LiveBytes(TorchDispatchMode):
-    """The most bytes that lived at once beyond those of `known`, while it was entered."""
-
-    def __init__(self, known: Iterable[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._live: dict[int, tuple[Any, int]] = {}
-        for tensor in known:
-            self._see(tensor)
-        self._before, self.peak = self._num_bytes(), 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
-            self._see(tensor)
-        self.peak = max(self.peak, self._num_bytes() - self._before)
-        return result
-
-    def _see(self, tensor: Tensor) -> None:
-        ref = _storage_of(tensor)
-        self._live[ref.cdata] = (ref, tensor.untyped_storage().nbytes())
-
-    def _num_bytes(self) -> int:
-        self._live = {key: kept for key, kept in self._live.items() if not kept[0].expired()}
-        return sum(num_bytes for _, num_bytes in self._live.values())
 
 
 @pytest.mark.parametrize("codec", CodecKind)
@@ -155,6 +126,86 @@ def test_a_step_attends_to_as_many_rows_as_are_planned(
     assert fed == storage.fed_at_once(30)
     slack = EVICTION["evict_every"] - 1 if chunk == 6 and keep == KEEP else 0
     assert rows == storage.rows_at_once(30) - slack, "a longer step follows an eviction"
+
+
+def test_a_whole_prompt_that_is_encoded_at_once_needs_what_is_planned() -> None:
+    heads, dim, num_new, keep = 4, 64, 100, 60
+    settings = EvictionSettings(
+        policy=HeavyHitters(budget=20, num_sink=10, num_recent=30),
+        per_head=False,
+        codec=codec_for(CodecKind.INT8, CPU),
+        collectives=SoloCollectives(),
+    )
+    layer, k = EvictingLayer(settings), torch.zeros(1, heads, num_new, dim, dtype=torch.bfloat16)
+    layer.announce(torch.zeros(1, num_new, 1), None, cached_heads=heads, group_size=1)
+    with LiveBytes([k]) as live:
+        layer.update(k, k)
+    rows = RowFormat.full(heads=heads, head_dim=dim, dtype=DType.BFLOAT16, codec=CodecKind.INT8)
+    storage = Evicting(keep=keep)
+    planned, _ = storage.working(rows, [None], num_new)
+    kept = keep * (rows.bytes_per_row + storage.marks(DType.BFLOAT16))
+    assert live.peak == pytest.approx(kept + planned, rel=0.01), "what stays is the cache's"
+
+
+def step_bytes(seen: int, fed: int, dtype: DType) -> int:
+    """The most that lives at once beside the cache in the last step of two texts."""
+    model = tiny_lm("llama").to(torch.float32 if dtype is DType.FLOAT32 else torch.bfloat16)
+    install_kv_eviction(model, **EVICTION)
+    cache, ids = DynamicCache(), prompt(fed, batch=2)
+    model.model(ids, past_key_values=cache)
+    for layer in cache.layers:
+        layer.num_seen = seen - fed  # as if all that had been fed; none of its rows stayed
+    columns = torch.ones(2, seen, dtype=torch.int64)
+    columns[1, 0] = 0  # where nothing is padding, all sequences share their flags
+    with LiveBytes([columns]) as live:
+        model.model(ids, past_key_values=cache, attention_mask=columns)
+    peak: int = live.peak
+    return peak
+
+
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
+@torch.no_grad()
+def test_a_mask_grows_with_all_tokens_seen_as_is_planned(dtype: DType) -> None:
+    fed, lengths = 48, (20_000, 40_000)
+    sizes = f"{GROUPED_SIZES} --dtype {dtype} --batch 2 --kv-cache h2o --keep {KEEP}"
+    short, long = (
+        demanded(f"{sizes} --prefill-chunk {fed} --length {length}").plan() for length in lengths
+    )
+    grown = long.bytes_of("attention mask") - short.bytes_of("attention mask")
+    assert grown == long.num_bytes - short.num_bytes, "nothing else grows"
+    live = [step_bytes(length, fed, dtype) for length in lengths]
+    assert live[1] - live[0] == pytest.approx(grown, rel=0.01)
+    estimated = sum(line.num_bytes for line in long.lines if line.is_estimate) - RUNTIME_BYTES
+    assert live[1] == pytest.approx(estimated, rel=0.1)
+
+
+def test_what_pages_show_of_windowed_layers_is_planned_as_it_is_gathered(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "sliding_window": 9}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = f"--model {tmp_path} --batch 2 --length 100 --kv-cache paged --block-size 4"
+    demand = demanded(f"{given} --prefill-chunk 10")
+    store = PagedStore(
+        demand.domain.spec.row_format,
+        layers=AttnLayerMap.all_of(2),
+        num_blocks=30,
+        block_size=4,
+        device=CPU,
+        windows=demand.domain.spec.windows,
+    )
+    cache, most = PagedCache(store, [store.start() for _ in range(2)]), 0
+    new = torch.zeros(2, 10, 2, 8, dtype=torch.bfloat16)
+    for _ in range(10):
+        cache.extend([10, 10])
+        for layer in range(2):
+            cache.append(layer, new, new)
+        with LiveBytes([part for plane in store.rows.parts for part in plane]) as live:
+            cache.view(1)
+        most = max(most, live.peak)
+        cache.advance()
+    planned = demand.plan().bytes_of("view of one layer")
+    a_block = 2 * 4 * demand.domain.spec.row_format.bytes_per_row
+    assert 0 <= planned - most <= 2 * a_block
+    assert planned == 2 * 6 * 4 * demand.domain.spec.row_format.bytes_per_row, "not 100 rows"
 
 
 def test_eviction_is_told_to_feed_less_at_once_where_its_weights_do_not_fit(

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from scope_contracts.row_format import CodecKind
+from scope_contracts.row_storage import Evicting
+from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.policy import EvictionPolicy, HeavyHitters, sliding_window
 from scope_rt.lm.eviction import install_eviction_policy, remove_kv_eviction
 from scope_rt.lm.eviction_layer import EvictingLayer
@@ -101,7 +103,8 @@ def measure(effort: Effort) -> Part:
             "a Llama of 2 layers and 2 K/V heads of 32, float32, batch 1, all but one row with "
             "eager attention, the only one that returns probabilities",
             f"h2o: {SINKS} sinks, {BUDGET} heavy hitters, {RECENT} recent; prompts in pieces of "
-            f"{PIECE_TOKENS} tokens; a row's position and score take 26 bytes beside it",
+            f"{PIECE_TOKENS} tokens; a row's position and score take "
+            f"{Evicting.marks(DType.FLOAT32)} bytes a layer beside it",
         ),
     )
 

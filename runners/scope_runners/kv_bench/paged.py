@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from scope_contracts.row_storage import BLOCK_SIZE
 from scope_rt.kv_cache.block_pool import BlockPool
 from scope_rt.kv_cache.contiguous import ContiguousCache
 from scope_rt.kv_cache.paged import PagedCache
@@ -28,7 +29,6 @@ from scope_runners.kv_bench.stopwatch import Stopwatch, median_ratio
 
 CPU = torch.device("cpu")
 VOCAB = 512
-BLOCK_SIZE = 16
 NUM_SPECIALISTS = 8
 DECILES = 10
 

@@ -12,6 +12,7 @@ import torch
 
 from scope_contracts.errors import UserInputError, mismatch
 from scope_contracts.row_format import CodecKind
+from scope_contracts.row_storage import BLOCK_SIZE, Evicting
 from scope_rt.kv_cache.contiguous import ContiguousCache
 from scope_rt.kv_cache.interface import KVCache
 from scope_rt.kv_cache.paged import PagedCache
@@ -22,9 +23,6 @@ from scope_rt.lm.model_rows import model_rows
 
 FULL, PAGED, SLIDING, H2O_INT8 = "full", "paged", "sink + recent", "h2o, int8"
 NUM_SINK = 2
-BLOCK_SIZE = 16
-EVICTION_NOTES = 8 + 1 + 4
-"""Bytes a row and layer: its position (int64), whether it is padding, its mass (float32)."""
 
 
 def _halves(capacity: int) -> HeavyHitters:
@@ -100,5 +98,5 @@ def _storing(model: Any, system: str, *, batch: int, length: int) -> KVCache:
 def bytes_per_token(model: Any, system: str) -> int:
     """Of one token in all layers, with scales, and with what eviction notes of a row."""
     rows = model_rows(model, codec=CODECS.get(system, CodecKind.IDENTITY))
-    noted = EVICTION_NOTES if system in EVICTING else 0
+    noted = Evicting.marks(rows.row_format.dtype) if system in EVICTING else 0
     return (rows.row_format.bytes_per_row + noted) * rows.layers.num_slots
