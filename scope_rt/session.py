@@ -183,6 +183,7 @@ class StreamSession:
 
         Raises:
             UserInputError: a prompt cannot be read; nothing was started.
+            CheckpointError: an earlier stream's checkpoint cannot be removed; nothing was started.
         """
         if self._controller is None:
             if not self._served:
@@ -192,10 +193,11 @@ class StreamSession:
         if self.resumed_at_chunk is None:
             events = [self._scheduled(event) for event in schedule]
             start = Directive(hard_cut=True, drop_in_flight=True)
-            self._controller.inbox.post(start.then(self._directive(prompt, hard_cut=True)))
-            self._controller.inbox.schedule(events)
+            start = start.then(self._directive(prompt, hard_cut=True))
             if self._checkpoint is not None:
                 self._checkpoint.clear()  # not before: what is refused leaves it as it was
+            self._controller.inbox.post(start)
+            self._controller.inbox.schedule(events)
             self._controller.begin()
         self.resumed_at_chunk = None
         return self._controller.run(num_chunks, num_held=num_held)

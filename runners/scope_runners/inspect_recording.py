@@ -163,7 +163,8 @@ def table(stream: RecordedStream, lines: Sequence[ChunkLine]) -> str:
     for _, group in groupby(enumerate(lines), key=_row_key):
         rows += _rows([line for _, line in group])
     shown = {line.chunk_index for line in lines}
-    rows += [f"failed: {f.error}" for f in stream.last_failures if f.chunk_index not in shown]
+    for index, events in sorted(_events(stream).items()):
+        rows += [] if index in shown else [f"{index:>13}   {event}" for event in events]
     return "\n".join(map(printable, rows))
 
 

@@ -1,10 +1,13 @@
 """What an earlier stream left at an output is not lost by starting another one there."""
 
+import sys
+
 from scope_contracts.errors import UserInputError
 from scope_rt.streaming.segments import num_held_chunks
 from scope_runners import journal
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.journal import Told
+from scope_runners.wording import counted
 
 
 def is_finished(told: Told, files: OutputFiles) -> bool:
@@ -24,6 +27,7 @@ def check_nothing_is_lost(job: StreamJob, files: OutputFiles, *, goes_on: bool) 
     """
     told, request = journal.read(files.journal), job.request
     num_chunks, is_saved = len(told.entries), files.checkpoint.exists()
+    chunks = counted(num_chunks, "chunk")
     if is_finished(told, files):
         concludes = goes_on and is_saved and num_chunks >= job.timeline.num_chunks
         if (goes_on or request.resume) and not concludes:
@@ -33,13 +37,20 @@ def check_nothing_is_lost(job: StreamJob, files: OutputFiles, *, goes_on: bool) 
             )
     elif num_chunks and not is_saved:
         raise UserInputError(
-            f"{files.video} is an unfinished stream of {num_chunks} chunks without the checkpoint "
+            f"{files.video} is an unfinished stream of {chunks} without the checkpoint "
             f"to go on from; delete {files.journal} to start anew"
         )
     elif num_chunks and not goes_on:
         raise UserInputError(
-            f"{files.video} is an unfinished stream of {num_chunks} chunks; add --resume to go on "
+            f"{files.video} is an unfinished stream of {chunks}; add --resume to go on "
             f"with it, or delete {files.journal} to start anew"
         )
     if goes_on:
         journal.check_same_stream(told, request, files.journal)
+
+
+def say_how_to_go_on(files: OutputFiles) -> None:
+    """After a stream was ended at once: tell whoever ended it, where there is something to tell."""
+    told = journal.read(files.journal)
+    if told.entries and files.checkpoint.exists() and not is_finished(told, files):
+        print(f"scope-rt: {files.video} is unfinished; add --resume to go on", file=sys.stderr)

@@ -162,6 +162,8 @@ class RankGroup:
     def _fail(self, end: RankEnded, *, at_once: bool) -> None:
         """Let the peers say what they saw, then end them: `at_once` where all will start again."""
         self._failed.append(end)
+        if self._stopped_by is not None and 0 in self._running:
+            return  # rank0 ends the stream in order, for which it has its time
         if len(self._failed) > 1:
             if end.rank == 0:
                 self._bound(TERMINATE_S)  # nobody concludes any more

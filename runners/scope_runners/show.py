@@ -16,18 +16,20 @@ from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.stream_state import num_chunks_saved
 from scope_rt.session import StreamSession
+from scope_rt.streaming.daemon_executor import remedy
 from scope_rt.streaming.trace import Span, write_chrome_trace
 from scope_rt.streaming.video_writer import VideoWriter
 from scope_runners import journal
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.journal import Entry, Journal, Told
 from scope_runners.launcher import Progress
-from scope_runners.leftovers import check_nothing_is_lost, is_finished
+from scope_runners.leftovers import check_nothing_is_lost, is_finished, say_how_to_go_on
 from scope_runners.main import FAILED
 from scope_runners.progress import progress_bar
 from scope_runners.stop_request import StopRequest, taking_stop_signals
 from scope_runners.storyboard import Storyboard
 from scope_runners.summary import ChunkRecord, Ending, Moments, StreamSummary, summarise, table
+from scope_runners.wording import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +58,9 @@ class Standing:
             return cls(goes_on=False, is_published=False, kept=(), num_starts=0)
         if len(told.entries) < held_chunks:
             raise UserInputError(
-                f"the video to resume holds {held_chunks} chunks and its journal tells of "
-                f"{len(told.entries)}; delete the journal, then run without --resume to start anew"
+                f"the video to resume holds {counted(held_chunks, 'chunk')} and its journal tells "
+                f"of {len(told.entries)}; delete the journal, then run without --resume to start "
+                "anew"
             )
         return cls(
             goes_on=True,
@@ -194,10 +197,10 @@ def control(
     """
     ready_s = time.perf_counter()
     stop = StopRequest()
-    with taking_stop_signals(stop.take), ExitStack() as on_error:
-        on_error.push(session)
+    with taking_stop_signals(stop.take), ExitStack() as at_end:
+        at_end.push(session)
         stage = _Stage(job, session, files)
-        on_error.pop_all()
+        at_end.pop_all()  # from here on the session is ended where it is used
         _say_how_it_begins(job, session, stage.standing)
         run = _Run(
             job=job,
@@ -209,18 +212,20 @@ def control(
             started_s=started_s,
             ready_s=ready_s,
         )
+        at_end.callback(stage.leave)
         with stage.writer:
             try:
                 failure, spans = _play(run)
+                if failure is not None and not stage.chunks:
+                    stage.abort()
+                    raise failure
+                return _conclude(run, failure, spans)
             except KeyboardInterrupt:
                 stage.interrupt()
-                if stage.writer.durable_chunks and not config.launched:
-                    _say(f"{files.video} is unfinished; add --resume to go on")
-                raise
-            if failure is not None and not stage.chunks:
-                stage.abort()
-                raise failure
-            return _conclude(run, failure, spans)
+                _say("interrupted")
+                if not config.launched:  # else the launcher says it, whatever became of rank0
+                    say_how_to_go_on(files)
+                return 128 + (stop.signum or signal.SIGINT)
 
 
 def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
@@ -317,10 +322,16 @@ def _publish(
     summary: StreamSummary, files: OutputFiles, storyboard: Storyboard, spans: tuple[Span, ...]
 ) -> None:
     """Everything beside the video, which its writer has published."""
-    storyboard.write(files.contact_sheet)
-    if files.trace is not None:
-        write_chrome_trace(files.trace, spans)
-    summary.write(files.summary)
+    try:
+        storyboard.write(files.contact_sheet)
+        if files.trace is not None:
+            write_chrome_trace(files.trace, spans)
+        summary.write(files.summary)
+    except OSError as error:
+        raise RecordingError(
+            f"{files.video} is written, and what belongs beside it is not ({error.strerror}); "
+            f"{remedy(error)}"
+        ) from error
 
 
 def _report(summary: StreamSummary, *, as_json: bool, may_go_on: bool) -> None:

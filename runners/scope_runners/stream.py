@@ -27,7 +27,7 @@ from scope_runners.job import (
     prepare,
 )
 from scope_runners.launcher import Progress, Restarts, launch_attempts
-from scope_runners.leftovers import check_nothing_is_lost
+from scope_runners.leftovers import check_nothing_is_lost, say_how_to_go_on
 from scope_runners.rank_group import Attempt
 from scope_runners.rank_process import guarded_rank
 from scope_runners.request import StreamRequest, parse_stream_request
@@ -73,7 +73,7 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
         restarts=Restarts(most=request.max_restarts, made_progress=progress.has_risen),
     )
     if code > 128 and num_chunks_saved(files.checkpoint, unless_by=earlier):
-        print(f"scope-rt: {files.video} is unfinished; add --resume to go on", file=sys.stderr)
+        say_how_to_go_on(files)
     return code
 
 

@@ -140,8 +140,18 @@ class Checkpoint:
         return saved is not None and saved["run_id"] == self._run_id
 
     def clear(self) -> None:
-        """There is nothing to go on with."""
-        self.path.unlink(missing_ok=True)
+        """There is nothing to go on with.
+
+        Raises:
+            CheckpointError: the file cannot be removed.
+        """
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot remove the checkpoint {self.path} ({error.strerror}); do that yourself, "
+                "or choose another file"
+            ) from error
 
     @cached_property
     def _disk(self) -> DaemonExecutor:
@@ -150,14 +160,17 @@ class Checkpoint:
 
     def _replace(self, content: bytes) -> None:
         partial = self.path.with_name(self.path.name + ".partial")
+        is_replaced = False
         try:
             # A new file: a write that stalled may still come, into the one it opened.
             partial.unlink(missing_ok=True)
             partial.write_bytes(content)
             if content is self._wanted:  # or nobody waits for it any more
                 os.replace(partial, self.path)
+                is_replaced = True
         finally:
-            partial.unlink(missing_ok=True)
+            if not is_replaced:
+                partial.unlink(missing_ok=True)
 
     @property
     def _fix(self) -> str:

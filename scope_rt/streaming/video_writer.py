@@ -244,7 +244,7 @@ class VideoWriter:
         kept = (
             f"its first {self.durable_chunks} chunks are kept for a resume"
             if self.durable_chunks
-            else "nothing is kept"
+            else "no chunk of it is whole"
         )
         return RecordingError(
             f"{self.path}: writing the video stopped ({error}), {kept}; {remedy(error)}"

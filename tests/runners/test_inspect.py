@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scope_contracts.errors import ContractError, UserInputError
-from scope_contracts.recording import Closed, Control
+from scope_contracts.recording import Closed, Control, Failed
 from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
 from scope_runners.recorded_stream import open_recording
 from tests.recordings import finished, opened, packed, planned, story, write
@@ -59,6 +59,19 @@ def test_the_table_tells_what_happened_where(
     assert events[again - 1] == "chunk 7 failed: PeerLostError: rank 2 is gone"
     assert sum("PeerLostError" in event for event in events) == 1
     assert row(table, "3").split() == ["3", "2.25", "0", "3", "0.40", "50.0", "9.0", "4.0"]
+
+
+def test_a_failure_before_any_chunk_was_planned_again_is_told_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = story()
+    at = next(place for place, (record, _) in enumerate(records) if isinstance(record, Failed))
+    failed = records[at]
+    inspect(write(tmp_path / "a.scope", [*records[: at + 2], failed]))
+    events = [line.strip() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert "PeerLostError" in events[0]
+    assert events[1].startswith("7   restart, ")
+    assert events[2] == "7   failed: PeerLostError: rank 2 is gone"
 
 
 def test_chunks_without_news_share_a_row(

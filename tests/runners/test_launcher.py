@@ -58,9 +58,14 @@ def main(argv):
     if word == "conclude":
         while not told:
             time.sleep(0.01)
+        note("told")
         time.sleep(0.5)
         note("concluded")
         return 9
+    while word == "mourn":
+        if pathlib.Path("rank0.told").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.01)
     if word == "follow":
         return 0 if os.environ["SCOPE_RESTARTS_AFTER_PROGRESS"] == "1" else 77
     if word == "late":
@@ -179,6 +184,17 @@ def test_ctrl_c_is_handed_to_rank0_only(folder: Path) -> None:
     assert (folder / "rank0.SIGINT").exists()
     assert (folder / "rank1.SIGTERM").exists()
     assert not (folder / "rank1.SIGINT").exists()
+
+
+def test_a_rank_that_dies_meanwhile_does_not_cut_short_what_a_person_has_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_group, "LINGER_S", 0.1)
+    timer = signal_when_started(folder, signal.SIGTERM, num_ranks=2)
+    launch_again("conclude", "mourn")
+    timer.join()
+    assert (folder / "rank0.concluded").exists()
+    assert not list(folder.glob("*.1.started"))
 
 
 def test_a_signal_that_was_to_be_ignored_ends_nothing() -> None:

@@ -13,10 +13,12 @@ import pytest
 
 from scope_rt.faults import Fault, FaultPlan, FaultPoint, encode
 from scope_rt.streaming.encoder import SegmentEncoder
+from scope_rt.streaming.segments import SegmentJournal
 from scope_rt.streaming.video_writer import VideoWriter
 from scope_runners import rank_group, show
 from scope_runners.journal import Journal
 from scope_runners.main import main
+from scope_runners.storyboard import Storyboard
 from tests.runners.streams import (
     SHORT,
     lose_the_link_after,
@@ -54,7 +56,7 @@ def test_forgetting_to_resume_loses_no_stream(
     held = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert main([*SHORT, "--out", str(out)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert f"{out} is an unfinished stream of 1 chunks; add --resume to go on with it" in said
+    assert f"{out} is an unfinished stream of 1 chunk; add --resume to go on with it" in said
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
     (tmp_path / ".a.mp4.journal").unlink()
     assert main([*SHORT, "--out", str(out)]) == 0
@@ -123,21 +125,69 @@ def test_an_interrupt_before_anything_is_whole_leaves_nothing(
 
 
 @pytest.mark.usefixtures("heeded")
-def test_a_second_ctrl_c_leaves_a_stream_that_can_be_gone_on_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_leaves_a_stream_that_can_be_gone_on_with(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
 ) -> None:
     out = tmp_path / "a.mp4"
     with monkeypatch.context() as patch:
-        signal_after_two_chunks(patch, times=2)
-        assert main([*SHORT, "--out", str(out)]) == 130
+        signal_after_two_chunks(patch, signum, times=2)
+        assert main([*SHORT, "--out", str(out)]) == 128 + signum
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        f"scope-rt: {out} is unfinished; add --resume to go on",
         "scope-rt: interrupted",
+        f"scope-rt: {out} is unfinished; add --resume to go on",
     ]
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
     assert capsys.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 2; 2 are kept"
     assert num_frames(out) == 48
+
+
+def interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_an_interrupted_end_says_to_go_on_where_that_can_be_done(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_joined: bool,
+) -> None:
+    out = tmp_path / "a.mp4"
+    with monkeypatch.context() as patch:
+        signal_after_two_chunks(patch)
+        owner: Any = Storyboard if is_joined else SegmentJournal
+        patch.setattr(owner, "write" if is_joined else "publish", interrupt)
+        assert main([*SHORT, "--out", str(out)]) == 130
+    hint = f"scope-rt: {out} is unfinished; add --resume to go on"
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["scope-rt: interrupted", *([] if is_joined else [hint])]
+    assert main([*SHORT, "--out", str(out), "--resume"]) == (2 if is_joined else 0)
+    assert num_frames(out) == (24 if is_joined else 48)
+
+
+def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a.mp4"
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storyboard, "write", full)
+        assert main([*SHORT, "--out", str(out)]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"{out} is written, and what belongs beside it is not (No space left" in said
+    assert num_frames(out) == 48
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
 
 
 @pytest.mark.usefixtures("heeded")
@@ -191,7 +241,7 @@ def test_torchrun_loses_no_stream_either(
     held = {path: path.read_bytes() for path in tmp_path.iterdir()}
     as_rank_0_of_torchrun(monkeypatch)
     assert main([*SHORT, "--out", str(out), "--prompt", "a blue square"]) == 2
-    assert f"{out} is an unfinished stream of 1 chunks; add" in capsys.readouterr().err
+    assert f"{out} is an unfinished stream of 1 chunk; add" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
 
 
@@ -216,7 +266,7 @@ def test_a_stream_without_its_checkpoint_is_replaced_by_nobody(
     for more in ([], ["--resume"]):
         assert main([*SHORT, "--out", str(out), *more]) == 2
         said = capsys.readouterr().err.splitlines()[-1]
-        assert "1 chunks without the checkpoint to go on from; delete" in said
+        assert "1 chunk without the checkpoint to go on from; delete" in said
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
     (tmp_path / ".a.mp4.journal").unlink()
     assert main([*SHORT, "--out", str(out)]) == 0
@@ -258,6 +308,6 @@ def test_chunks_that_never_reached_the_disk_are_not_called_published(
     with monkeypatch.context() as patch:
         patch.setattr(SegmentEncoder, "encode", full)
         assert main([*SHORT, "--out", str(out), "--seconds", "0.75"]) == 1
-    assert "nothing is kept; free disk space" in capsys.readouterr().err
+    assert "no chunk of it is whole; free disk space" in capsys.readouterr().err
     assert main([*SHORT, "--out", str(out), "--seconds", "0.75", "--resume"]) == 0
     assert num_frames(out) == 12

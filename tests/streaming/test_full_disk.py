@@ -122,7 +122,7 @@ def test_a_disk_that_is_full_from_the_first_chunk_leaves_nothing(
     tmp_path: Path, suffix: str
 ) -> None:
     writer = writer_for(tmp_path / f"video{suffix}")
-    with largest_file(400), pytest.raises(RecordingError, match="nothing is kept"):
+    with largest_file(400), pytest.raises(RecordingError, match="no chunk of it is whole"):
         record_until_refused(writer)
     assert list(tmp_path.iterdir()) == []
 

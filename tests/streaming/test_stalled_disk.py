@@ -143,6 +143,12 @@ def test_a_save_that_was_interrupted_comes_no_more(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot remove the checkpoint .*/c \("):
+        Checkpoint(tmp_path / "c", {}).clear()
+
+
 def test_a_disk_that_is_gone_tells_a_launcher_of_no_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
 ) -> None:
