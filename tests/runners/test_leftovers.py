@@ -150,6 +150,10 @@ def interrupt(*arguments: object) -> None:
     raise KeyboardInterrupt
 
 
+def no_space(*arguments: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_an_interrupted_end_says_to_go_on_where_that_can_be_done(
@@ -177,11 +181,8 @@ def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_ma
 ) -> None:
     out = tmp_path / "a.mp4"
 
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(Storyboard, "write", full)
+        patch.setattr(Storyboard, "write", no_space)
         assert main([*SHORT, "--out", str(out)]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"{out} is written, and what belongs beside it is not (No space left" in said
@@ -301,12 +302,9 @@ def test_chunks_that_never_reached_the_disk_are_not_called_published(
 ) -> None:
     out = tmp_path / "a.mp4"
 
-    def full(encoder: object, frame: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     out.write_bytes(b"an earlier video")
     with monkeypatch.context() as patch:
-        patch.setattr(SegmentEncoder, "encode", full)
+        patch.setattr(SegmentEncoder, "encode", no_space)
         assert main([*SHORT, "--out", str(out), "--seconds", "0.75"]) == 1
     assert "no chunk of it is whole; free disk space" in capsys.readouterr().err
     assert main([*SHORT, "--out", str(out), "--seconds", "0.75", "--resume"]) == 0
