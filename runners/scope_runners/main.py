@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_runners.request import CommandParser, StreamRequest, add_stream_arguments
+from scope_runners.stop_request import leave_at_once, taking_stop_signals
 
 FAILED, BAD_INPUT = 1, 2
 INTERRUPTED = 128 + signal.SIGINT
@@ -72,7 +73,8 @@ def _open_stream(
     add_stream_arguments(parser)
 
     def run(parsed: argparse.Namespace, argv: Sequence[str]) -> int:
-        from scope_runners.stream import run_here_or_launch
+        with taking_stop_signals(leave_at_once):
+            from scope_runners.stream import run_here_or_launch
 
         arguments = {name: value for name, value in vars(parsed).items() if name != "command"}
         return run_here_or_launch(StreamRequest(**arguments), argv)

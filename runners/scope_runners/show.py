@@ -17,6 +17,7 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.control.stream_state import num_chunks_saved
 from scope_rt.session import StreamSession
 from scope_rt.streaming.daemon_executor import remedy
+from scope_rt.streaming.segments import num_held_chunks
 from scope_rt.streaming.trace import Span, write_chrome_trace
 from scope_rt.streaming.video_writer import VideoWriter
 from scope_runners import journal
@@ -59,8 +60,8 @@ class Standing:
         if len(told.entries) < held_chunks:
             raise UserInputError(
                 f"the video to resume holds {counted(held_chunks, 'chunk')} and its journal tells "
-                f"of {len(told.entries)}; delete the journal, then run without --resume to start "
-                "anew"
+                f"of {len(told.entries)}; delete the journal, if it is there, and run without "
+                "--resume to start anew"
             )
         return cls(
             goes_on=True,
@@ -78,18 +79,30 @@ class _Stage:
         goes_on = session.resumed_at_chunk is not None
         check_nothing_is_lost(job, files, goes_on=goes_on)
         told = journal.read(files.journal) if goes_on else None
-        self.writer = VideoWriter(
-            files.video,
-            width=job.width,
-            height=job.height,
-            fps=job.recipe.fps,
-            trace=session.trace,
-            resume=goes_on,
-            keep_on_error=True,
-        )
+        is_whole = told is not None and is_finished(told, files)
+        way_out = f"start anew: delete {files.journal}, then leave --resume out"
+        num_there = num_held_chunks(files.video)
+        if num_there < session.num_held_before and not is_whole:
+            raise UserInputError(
+                f"{files.video}: the checkpoint goes on after "
+                f"{counted(session.num_held_before, 'chunk')}, and {num_there} are there; {way_out}"
+            )
+        try:
+            self.writer = VideoWriter(
+                files.video,
+                width=job.width,
+                height=job.height,
+                fps=job.recipe.fps,
+                trace=session.trace,
+                resume=goes_on and not is_whole,
+                keep_on_error=True,
+            )
+        except UserInputError as error:
+            if not goes_on:
+                raise
+            raise UserInputError(f"{error}; {way_out}") from error
         with ExitStack() as on_error:
             on_error.callback(self.writer.suspend)
-            is_whole = told is not None and is_finished(told, files)
             held_chunks = self.writer.held_chunks
             self.standing = Standing.of(told, held_chunks=held_chunks, is_finished=is_whole)
             self._journal = Journal(
@@ -217,7 +230,7 @@ def control(
             try:
                 failure, spans = _play(run)
                 if failure is not None and not stage.chunks:
-                    stage.abort()
+                    stage.leave() if stage.standing.goes_on else stage.abort()
                     raise failure
                 return _conclude(run, failure, spans)
             except KeyboardInterrupt:

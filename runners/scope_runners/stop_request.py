@@ -4,7 +4,9 @@ A signal that was to be ignored when this process was started, as `nohup` or a s
 ignored: whoever said so wants the stream to go on.
 """
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -22,6 +24,12 @@ def taking_stop_signals(take: Callable[[int, FrameType | None], None]) -> Iterat
     finally:
         for signum, handler in handlers.items():
             signal.signal(signum, handler)
+
+
+def leave_at_once(signum: int, frame: FrameType | None) -> None:
+    """A handler while nothing is written yet: a library that loads may swallow an exception."""
+    os.write(sys.stderr.fileno(), b"scope-rt: interrupted\n")
+    os._exit(128 + signum)
 
 
 class StopRequest:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 
@@ -32,6 +33,7 @@ from scope_runners.rank_group import Attempt
 from scope_runners.rank_process import guarded_rank
 from scope_runners.request import StreamRequest, parse_stream_request
 from scope_runners.show import control
+from scope_runners.stop_request import leave_at_once, taking_stop_signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +46,9 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
     """Run this process's part of `request`, or start the processes it needs with `argv`."""
     started_s = time.perf_counter()
     config = RuntimeConfig.from_environment()
-    job = prepare(request, config)
+    # A launched rank's way to end tells its launcher whether to start it again.
+    with nullcontext() if config.launched else taking_stop_signals(leave_at_once):
+        job = prepare(request, config)
     if config.launched or job.topology.world_size == 1:
         torch.set_num_threads(request.threads)
         if not 0 <= config.rank < config.world_size:

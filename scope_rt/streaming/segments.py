@@ -97,8 +97,7 @@ class SegmentJournal:
             self._check_sizes()
         except (ValueError, TypeError, OSError) as error:
             raise UserInputError(
-                f"output {self._target}: the recording to resume is damaged ({error}); "
-                "start without resuming"
+                f"output {self._target}: the video to resume is damaged ({error})"
             ) from error
         self._file.truncate(len(content) - len(torn))
 
@@ -109,8 +108,8 @@ class SegmentJournal:
         """
         if self._format not in (None, video_format):
             raise UserInputError(
-                f"output {self._target}: the recording to resume is {self._format}, this one is "
-                f"{video_format}; start without resuming"
+                f"output {self._target}: the video to resume is {self._format}, this one is "
+                f"{video_format}"
             )
         self._append({"format": asdict(video_format)})
         self._begin(video_format)
@@ -135,9 +134,8 @@ class SegmentJournal:
             partial.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Leave the chunks to a later writer; an empty journal leaves nothing."""
+        """Leave the chunks to a later writer, and no empty journal."""
         if os.fstat(self._file.fileno()).st_size == 0:
-            self.discard()
             self._path.unlink(missing_ok=True)
         self._file.close()
 

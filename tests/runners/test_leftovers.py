@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -271,6 +273,48 @@ def test_a_stream_without_its_checkpoint_is_replaced_by_nobody(
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
     (tmp_path / ".a.mp4.journal").unlink()
     assert main([*SHORT, "--out", str(out)]) == 0
+
+
+@pytest.mark.parametrize("lost", ["partial.jsonl", "0.partial.nut"])
+def test_a_stream_of_which_a_file_is_gone_keeps_the_others_and_names_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    out, write = tmp_path / "a.mp4", VideoWriter.write
+
+    def write_and_wait(writer: VideoWriter, frames: Any) -> None:
+        write(writer, frames)
+        writer.drain()
+
+    monkeypatch.setattr(VideoWriter, "write", write_and_wait)
+    lose_the_link_after(2, out)
+    (tmp_path / f".a.mp4.{lost}").unlink()
+    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "the video to resume is damaged (" in said or "after 1 chunk, and 0 are there" in said
+    assert f"start anew: delete {tmp_path / '.a.mp4.journal'}, then leave --resume out" in said
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+    (tmp_path / ".a.mp4.journal").unlink()
+    assert main([*SHORT, "--out", str(out)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
+
+
+def test_a_signal_while_a_library_loads_is_one_sentence_whatever_it_swallows() -> None:
+    script = """
+import signal, sys
+from scope_runners import main, stream
+def prepare(*arguments):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException:
+        pass
+    return None
+stream.prepare = prepare
+sys.exit(main.main(["stream", "--prompt", "a red circle"]))
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (130, "scope-rt: interrupted\n")
 
 
 @pytest.mark.parametrize("killed_in", ["forget", "remove"])

@@ -296,7 +296,7 @@ def test_another_format_cannot_resume_and_harms_nothing(
 ) -> None:
     path = tmp_path / "video.mp4"
     suspended(path, 3)
-    with pytest.raises(UserInputError, match="start without resuming"):
+    with pytest.raises(UserInputError, match="to resume is"):
         VideoWriter(path, width=size[0], height=size[1], fps=fps, resume=True)
     assert finish(path) == list(range(STARTS[-1]))
 
