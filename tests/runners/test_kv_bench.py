@@ -156,6 +156,21 @@ def test_lines_that_all_panels_share_are_explained_once_where_they_hide_nothing(
     assert all(axis.get_legend() for axis in apart.axes)
 
 
+@pytest.mark.parametrize("name", ["hierarchical, full attention, formula at b=0.89", "h2o", "i"])
+def test_a_legend_below_the_panels_is_shown_whole(
+    figures: list[Any], tmp_path: Path, name: str
+) -> None:
+    from scope_runners.kv_bench.plots import write_plots
+
+    write_plots([curve("long", *(f"{name} {number}" for number in range(8)))], tmp_path)
+    (figure,) = figures
+    below, picture = figure.legends[0].get_window_extent(), figure.bbox
+    assert below.x0 >= picture.x0
+    assert below.x1 <= picture.x1
+    assert below.y0 >= picture.y0
+    assert not below.overlaps(figure.axes[0].get_tightbbox())
+
+
 def test_lines_of_equal_figures_can_all_be_seen(figures: list[Any], tmp_path: Path) -> None:
     from scope_runners.kv_bench.plots import write_plots
 

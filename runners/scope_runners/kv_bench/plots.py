@@ -18,8 +18,8 @@ from scope_runners.kv_bench.result import Curve
 PANEL_INCHES = (4.6, 3.6)
 MOST_COLUMNS = 3
 DOTS_PER_INCH = 110
-LEGEND_INCHES = 0.3
-"""Of one row of a legend that stands below the panels."""
+LEGEND_INCHES, MARK_INCHES, LETTER_INCHES = 0.3, 0.6, 0.078
+"""Of one row of a legend that stands below the panels, and of a line's mark and letters in it."""
 SMALLEST_RING, WIDER_BY = 4, 2.5
 """Points of the last line's rings, and how much wider those of each line before it are."""
 _PLAIN = StrMethodFormatter("{x:g}")
@@ -43,7 +43,8 @@ def _write(path: Path, curves: Sequence[Curve]) -> Path:
     width, height = PANEL_INCHES
     names = {tuple(line.name for line in curve.lines) for curve in curves}
     is_shared = len(names) == 1 and len(curves[0].lines) > 1
-    legend_columns = 2 * num_columns
+    longest = max(len(line.name) for line in curves[0].lines)
+    legend_columns = max(1, int(width * num_columns / (MARK_INCHES + LETTER_INCHES * longest)))
     legend_rows = -(-len(curves[0].lines) // legend_columns) if is_shared else 0
     size = (width * num_columns, height * num_rows + LEGEND_INCHES * legend_rows)
     figure = Figure(figsize=size, layout="constrained")
