@@ -299,6 +299,7 @@ def test_a_stream_of_which_a_file_is_gone_keeps_the_others_and_names_the_way_out
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
 
 
+@pytest.mark.usefixtures("heeded")
 def test_a_signal_while_a_library_loads_is_one_sentence_whatever_it_swallows() -> None:
     script = """
 import signal, sys
