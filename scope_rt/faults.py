@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from scope_contracts.errors import UserInputError
-from scope_rt.fault_actions import ACTIONS, RECALLING_ACTIONS
+from scope_runners.break_it.actions import ACTIONS, RECALLING_ACTIONS
 
 Value = TypeVar("Value")
 

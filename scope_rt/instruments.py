@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from scope_rt.faults import Faults, NoFaults
-from scope_rt.streaming.trace import NullTrace, Trace
+from scope_rt.trace import NullTrace, Trace
 from scope_rt.tripwires import ALL_ARMED, Tripwires
 
 

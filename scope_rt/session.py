@@ -20,7 +20,6 @@ from scope_rt.control.controller import Controller, Stages
 from scope_rt.control.inbox import Conditioning, Directive, Receipt, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.recording import NullRecorder, StreamRecorder
-from scope_rt.control.stream_state import Checkpoint, StreamState
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.faults import Faults, InjectedFaults, NoFaults, decode
 from scope_rt.instruments import Instruments
@@ -30,9 +29,10 @@ from scope_rt.mesh.topology import Topology, plan_named
 from scope_rt.models.loading import EMBEDDED
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.past import Past, own_past
+from scope_rt.record.recorder import Recorder
+from scope_rt.record.snapshot import Checkpoint, StreamState
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.streaming.recorder import Recorder
-from scope_rt.streaming.trace import NullTrace, Span, Trace
+from scope_rt.trace import NullTrace, Span, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from scope_contracts.envelope import (
 )
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import backend_named
-from scope_rt.kv_cache.video import open_frame_cache
+from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.budget import CallBudget
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig

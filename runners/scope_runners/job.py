@@ -19,11 +19,11 @@ from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.topology import Topology
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
+from scope_rt.output_file import claim
 from scope_rt.session import ScheduledEvent
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.streaming.output_file import claim
-from scope_rt.streaming.video_writer import check_recordable
 from scope_rt.text.words import WordTextEncoder
+from scope_rt.video.writer import check_recordable
 from scope_runners.request import StreamRequest
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError, UserInputError
-from scope_rt.streaming.daemon_executor import STALL_TIMEOUT_S, DaemonExecutor, answer, remedy
+from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, answer, remedy
 from scope_runners.request import StreamRequest
 from scope_runners.summary import ChunkRecord
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scope_rt.mesh.rendezvous import host_store
+from scope_runners.fork_server import Event
 from scope_runners.rank_group import Attempt, RankGroup
 from scope_runners.stop_request import taking_stop_signals
-from scope_runners.zygote import Event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

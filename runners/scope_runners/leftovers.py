@@ -3,7 +3,7 @@
 import sys
 
 from scope_contracts.errors import UserInputError
-from scope_rt.streaming.segments import num_held_chunks
+from scope_rt.video.segments import num_held_chunks
 from scope_runners import journal
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.journal import Told

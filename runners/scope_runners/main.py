@@ -112,20 +112,11 @@ def _open_break_it(
 def _open_plan_memory(
     parser: argparse.ArgumentParser,
 ) -> Callable[[argparse.Namespace, Sequence[str]], int]:
-    from scope_runners.memory_arguments import add_plan_memory_arguments
-    from scope_runners.plan_memory import run_plan_memory
+    from scope_runners.plan_memory.arguments import add_plan_memory_arguments
+    from scope_runners.plan_memory.command import run_plan_memory
 
     add_plan_memory_arguments(parser)
     return lambda parsed, argv: run_plan_memory(parsed)
-
-
-def _open_kv_bench(
-    parser: argparse.ArgumentParser,
-) -> Callable[[argparse.Namespace, Sequence[str]], int]:
-    from scope_runners.kv_bench.run import add_kv_bench_arguments, run_kv_bench
-
-    add_kv_bench_arguments(parser)
-    return lambda parsed, argv: run_kv_bench(parsed)
 
 
 COMMANDS = {
@@ -133,7 +124,6 @@ COMMANDS = {
     "inspect": Command("look into a flight recording", _open_inspect),
     "replay": Command("run a recorded stream again and compare", _open_replay),
     "plan-memory": Command("say what a rank needs, and what to change", _open_plan_memory),
-    "kv-bench": Command("measure every KV-cache system", _open_kv_bench),
     "break-it": Command("inject faults into real ranks and see them caught", _open_break_it),
 }
 

@@ -14,12 +14,12 @@ from typing import Self
 from scope_contracts.errors import RecordingError, ScopeError, UserInputError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
-from scope_rt.control.stream_state import num_chunks_saved
+from scope_rt.disk import remedy
+from scope_rt.record.snapshot import num_chunks_saved
 from scope_rt.session import StreamSession
-from scope_rt.streaming.daemon_executor import remedy
-from scope_rt.streaming.segments import num_held_chunks
-from scope_rt.streaming.trace import Span, write_chrome_trace
-from scope_rt.streaming.video_writer import VideoWriter
+from scope_rt.trace import Span, write_chrome_trace
+from scope_rt.video.segments import num_held_chunks
+from scope_rt.video.writer import VideoWriter
 from scope_runners import journal
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.journal import Entry, Journal, Told

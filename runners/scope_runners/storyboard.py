@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scope_rt.streaming.contact_sheet import write_contact_sheet
+from scope_rt.video.contact_sheet import write_contact_sheet
 from scope_runners.job import Timeline
 from scope_runners.summary import ChunkRecord
 

@@ -14,10 +14,10 @@ import torch
 
 from scope_contracts.errors import UserInputError
 from scope_rt.config import RuntimeConfig
-from scope_rt.control.stream_state import num_chunks_saved, run_that_saved
 from scope_rt.mesh.topology import Topology
+from scope_rt.record.snapshot import num_chunks_saved, run_that_saved
 from scope_rt.session import StreamSession
-from scope_rt.streaming.trace import NullTrace, Trace, TraceRecorder
+from scope_rt.trace import NullTrace, Trace, TraceRecorder
 from scope_runners.job import (
     OutputFiles,
     StreamJob,

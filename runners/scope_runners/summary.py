@@ -7,12 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from scope_contracts.cache_spec import KVCacheSpec
-from scope_rt import __version__
+from scope_rt import __version__, output_file
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import ScheduledEvent
-from scope_rt.streaming import output_file
-from scope_rt.streaming.timings import StageSummary, StageTimings
 from scope_runners.job import OutputFiles, StreamJob
+from scope_runners.timings import StageSummary, StageTimings
 from scope_runners.wording import counted
 
 GENERATE, ENCODE = "generate", "encode"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from scope_rt.streaming import output_file
+from scope_rt import output_file
 from scope_runners.inspect_recording import (
     SHOWN_STAGES,
     ChunkLine,

@@ -37,11 +37,11 @@ from scope_rt.control.inbox import ControlInbox, Directive, ScheduledDirective, 
 from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
 from scope_rt.control.recording import StreamRecorder
-from scope_rt.control.stream_state import Checkpoint, StreamState
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import INITIAL, NoiseSource
 from scope_rt.models.past import Past, own_past
+from scope_rt.record.snapshot import Checkpoint, StreamState
 from scope_rt.tensors import TORCH_DTYPES, digest_of, specs_by_name, specs_of
 from scope_rt.tripwires import Tripwire
 from scope_rt.vae.codec import StreamingDecoder

@@ -8,7 +8,7 @@ from scope_rt.control.inbox import Directive
 
 
 class StreamRecorder(Protocol):
-    """What the controller tells; `scope_rt.streaming.recorder` writes it to a file."""
+    """What the controller tells; `scope_rt.record.recorder` writes it to a file."""
 
     @property
     def failure(self) -> str | None:

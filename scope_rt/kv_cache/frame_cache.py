@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices, KVCacheSpec
-from scope_rt.kv_cache.interface import CacheCounters
+from scope_rt.kv_cache.counters import CacheCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

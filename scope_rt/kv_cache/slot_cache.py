@@ -15,8 +15,8 @@ from torch import Tensor
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.errors import CacheError
 from scope_contracts.row_format import CodecKind
+from scope_rt.kv_cache.counters import CacheCounters
 from scope_rt.kv_cache.frame_cache import WriteWindow
-from scope_rt.kv_cache.interface import CacheCounters
 from scope_rt.kv_cache.row_digest import row_digest
 from scope_rt.kv_cache.row_store import RowStore, Slots
 from scope_rt.kv_cache.span import SpanState

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from scope_contracts.errors import CacheError, UserInputError, mismatch
-from scope_rt.kv_cache.backend_policy import check_dense_bound
-from scope_rt.kv_cache.block_key import BlockKey, SharingScope
-from scope_rt.kv_cache.paged import PagedCache
-from scope_rt.kv_cache.paged_store import PagedSequence, PagedStore
+from scope_rt.lm.cache.backend_policy import check_dense_bound
+from scope_rt.lm.cache.block_key import BlockKey, SharingScope
+from scope_rt.lm.cache.paged import PagedCache
+from scope_rt.lm.cache.paged_store import PagedSequence, PagedStore
 from scope_rt.lm.requests import Completion, LoopCounters, Request, Specialist
 from scope_rt.lm.step import next_logits
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scope_contracts.errors import CacheError, UnsupportedError, UserInputError
-from scope_rt.kv_cache.interface import KVCache
-from scope_rt.kv_cache.paged import PagedCache
+from scope_rt.lm.cache.interface import KVCache
+from scope_rt.lm.cache.paged import PagedCache
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not typed

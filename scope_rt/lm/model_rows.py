@@ -5,7 +5,7 @@ from typing import Any
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.row_format import CodecKind, RowFormat
-from scope_rt.kv_cache.layer_map import AttnLayerMap
+from scope_rt.lm.cache.layer_map import AttnLayerMap
 from scope_rt.tensors import NAMES
 
 

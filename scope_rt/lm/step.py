@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import UnsupportedError
-from scope_rt.kv_cache.backend_policy import check_dense_bound
-from scope_rt.kv_cache.interface import KVCache
+from scope_rt.lm.cache.backend_policy import check_dense_bound
+from scope_rt.lm.cache.interface import KVCache
 from scope_rt.lm.model_cache import ModelCache
 from scope_rt.lm.model_rows import ModelRows
 

@@ -25,7 +25,7 @@ from scope_rt.collectives import SoloCollectives
 from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.kv_cache.video import open_frame_cache
+from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
 from scope_rt.mesh.peer_check import PeerCheck, always
@@ -42,8 +42,8 @@ from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.past import Past, own_past
-from scope_rt.streaming.trace import Span, decode_spans, encode_spans
 from scope_rt.tensors import NAMES, pack_tensor, unpack_tensor
+from scope_rt.trace import Span, decode_spans, encode_spans
 from scope_rt.tripwires import Tripwire
 
 

@@ -36,7 +36,7 @@ from scope_contracts import (
     preflight,
     shutdown_envelope,
 )
-from scope_rt.kv_cache.video import open_frame_cache
+from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.worker import Worker
 from scope_rt.models.generator import ChunkGenerator

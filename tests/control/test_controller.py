@@ -31,9 +31,9 @@ from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.control.recording import NullRecorder
-from scope_rt.control.stream_state import Checkpoint
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.models.noise import SeededNoise
+from scope_rt.record.snapshot import Checkpoint
 from scope_rt.tensors import digest_of
 from tests.tiny_folder import RECIPE
 

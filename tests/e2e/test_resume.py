@@ -8,9 +8,9 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
-from scope_rt.control.stream_state import num_chunks_saved, run_that_saved
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.rank import Rank
+from scope_rt.record.snapshot import num_chunks_saved, run_that_saved
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 

@@ -7,13 +7,13 @@ import torch
 
 from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
-from scope_rt.kv_cache.hierarchical.cache import HierarchicalCache
-from scope_rt.kv_cache.hierarchical.context import Collapse, Replace
-from scope_rt.kv_cache.hierarchical.editing import EditableContext
-from scope_rt.kv_cache.hierarchical.hierarchy import Hierarchy
-from scope_rt.kv_cache.video import open_frame_cache
-from scope_rt.models.multilevel import MultilevelConfig, MultilevelModel
-from tests.kv_cache.hierarchical.test_frames import SPEC
+from scope_rt.kv_cache.factory import open_frame_cache
+from scope_rt.lm.hierarchical.cache import HierarchicalCache
+from scope_rt.lm.hierarchical.context import Collapse, Replace
+from scope_rt.lm.hierarchical.editing import EditableContext
+from scope_rt.lm.hierarchical.hierarchy import Hierarchy
+from scope_rt.lm.models.multilevel import MultilevelConfig, MultilevelModel
+from tests.kv_cache.test_gists import SPEC
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = MultilevelConfig(vocab_size=64, dim=128, num_layers=2, num_heads=2, ffn_dim=128)

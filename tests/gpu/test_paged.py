@@ -11,12 +11,12 @@ from torch import Tensor
 from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.reference import DenseReference
-from scope_rt.kv_cache.contiguous import ContiguousCache
-from scope_rt.kv_cache.interface import KVCache
-from scope_rt.kv_cache.layer_map import AttnLayerMap
-from scope_rt.kv_cache.page_support import FLASH_2, FLASH_3, PageSupport
-from scope_rt.kv_cache.paged import PagedCache
-from scope_rt.kv_cache.paged_store import PagedStore
+from scope_rt.lm.cache.contiguous import ContiguousCache
+from scope_rt.lm.cache.interface import KVCache
+from scope_rt.lm.cache.layer_map import AttnLayerMap
+from scope_rt.lm.cache.page_support import FLASH_2, FLASH_3, PageSupport
+from scope_rt.lm.cache.paged import PagedCache
+from scope_rt.lm.cache.paged_store import PagedStore
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 FORMAT = RowFormat.full(heads=4, head_dim=64, dtype=DType.BFLOAT16)

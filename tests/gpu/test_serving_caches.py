@@ -9,10 +9,10 @@ from torch import Tensor
 from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.reference import DenseReference
-from scope_rt.kv_cache.backend_policy import DeviceTraits, Lane, choose_lane, why_not
-from scope_rt.kv_cache.contiguous import ContiguousCache
-from scope_rt.kv_cache.layer_map import AttnLayerMap
-from scope_rt.models.mla import MLA, MLAConfig, MLAForm
+from scope_rt.lm.cache.backend_policy import DeviceTraits, Lane, choose_lane, why_not
+from scope_rt.lm.cache.contiguous import ContiguousCache
+from scope_rt.lm.cache.layer_map import AttnLayerMap
+from scope_rt.lm.models.mla import MLA, MLAConfig, MLAForm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ROWS = RowFormat.full(heads=4, head_dim=64, dtype=DType.BFLOAT16)

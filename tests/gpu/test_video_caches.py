@@ -9,7 +9,7 @@ from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.row_format import CodecKind
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.codec import codec_for
-from scope_rt.kv_cache.video import open_frame_cache
+from scope_rt.kv_cache.factory import open_frame_cache
 from tests.tiny_models import BLOCK, CONFIG, cache_spec
 
 pytestmark = pytest.mark.skipif(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import CacheError
+from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.kv_cache.frame_cache import FrameCache, WriteWindow
-from scope_rt.kv_cache.video import open_frame_cache
 from tests.tiny_models import BLOCK, CONFIG, CPU, cache_spec
 
 LOSSY = ["quantized:int8", "h2o:int8"]

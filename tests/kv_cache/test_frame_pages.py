@@ -6,12 +6,12 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice, CacheKind
 from scope_contracts.errors import CacheError
+from scope_rt.kv_cache.factory import slots_for
 from scope_rt.kv_cache.frame_pages import PagedFrames, PagePool
 from scope_rt.kv_cache.ring import NewestFrames
 from scope_rt.kv_cache.row_store import RowStore
 from scope_rt.kv_cache.slot_cache import SlotCache
-from scope_rt.kv_cache.video import slots_for
-from tests.kv_cache.stream_caches import opened, run_chunk, spec_of
+from tests.lm.cache.stream_caches import opened, run_chunk, spec_of
 from tests.tiny_models import BLOCK, CPU, Rollout
 
 

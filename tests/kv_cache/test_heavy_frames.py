@@ -10,11 +10,11 @@ from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import UserInputError
 from scope_rt.attention import mass
 from scope_rt.collectives import Collectives, SoloCollectives
+from scope_rt.kv_cache.factory import slots_for
 from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.heavy_frames import HeavyFrames
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
-from scope_rt.kv_cache.video import slots_for
-from tests.kv_cache.stream_caches import DIM, HEADS, opened, rows, run_chunk, spec_of
+from tests.lm.cache.stream_caches import DIM, HEADS, opened, rows, run_chunk, spec_of
 from tests.thread_ranks import on_all_ranks, thread_ranks
 from tests.tiny_models import BLOCK, CONFIG, CPU, Rollout
 

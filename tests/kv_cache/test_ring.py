@@ -8,10 +8,10 @@ from torch import Tensor
 
 from scope_contracts.errors import CacheError, UserInputError
 from scope_rt.collectives import SoloCollectives
+from scope_rt.kv_cache.factory import open_frame_cache, slots_for
 from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.ring import NewestFrames, plan_write, slot_of_frame
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
-from scope_rt.kv_cache.video import open_frame_cache, slots_for
 from tests.tiny_models import CONFIG, CPU, cache_spec
 
 OTHERS = [layer for layer in range(CONFIG.num_layers) if layer != 1]

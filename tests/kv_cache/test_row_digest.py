@@ -5,10 +5,10 @@ import torch
 
 from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
-from scope_rt.kv_cache.contiguous import ContiguousCache
-from scope_rt.kv_cache.interface import KVCache
-from scope_rt.kv_cache.layer_map import AttnLayerMap
-from scope_rt.kv_cache.paged import PagedCache
+from scope_rt.lm.cache.contiguous import ContiguousCache
+from scope_rt.lm.cache.interface import KVCache
+from scope_rt.lm.cache.layer_map import AttnLayerMap
+from scope_rt.lm.cache.paged import PagedCache
 
 CPU = torch.device("cpu")
 FORMAT = RowFormat.full(heads=1, head_dim=2, dtype=DType.FLOAT32)

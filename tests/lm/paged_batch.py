@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from scope_contracts.row_format import CodecKind
-from scope_rt.kv_cache.block_key import SharingScope
-from scope_rt.kv_cache.contiguous import ContiguousCache
-from scope_rt.kv_cache.paged import PagedCache
-from scope_rt.kv_cache.paged_store import PagedStore
+from scope_rt.lm.cache.block_key import SharingScope
+from scope_rt.lm.cache.contiguous import ContiguousCache
+from scope_rt.lm.cache.paged import PagedCache
+from scope_rt.lm.cache.paged_store import PagedStore
 from scope_rt.lm.model_rows import ModelRows, model_rows
 from scope_rt.lm.step import AppendingCache, next_logits
 from tests.lm.eviction_models import tiny_lm

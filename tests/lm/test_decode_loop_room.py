@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_rt.kv_cache.block_key import BlockKey
+from scope_rt.lm.cache.block_key import BlockKey
 from tests.lm.paged_batch import BLOCK
 from tests.lm.specialists import NAMES, alone, answers, crowd, loop, request
 

@@ -3,7 +3,7 @@
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_rt.kv_cache.paged_store import PagedStore
+from scope_rt.lm.cache.paged_store import PagedStore
 from scope_rt.lm.decode_loop import DecodeLoop
 from scope_rt.lm.requests import Completion, Request, Specialist
 from tests.lm.eviction_models import tiny_lm

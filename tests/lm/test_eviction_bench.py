@@ -1,5 +1,5 @@
 from scope_contracts.row_format import CodecKind
-from scope_runners.kv_bench.h2o import CAPACITY, EVICTING, FULL, PIECE_TOKENS, measure_once
+from scope_lab.kv_bench.h2o import CAPACITY, EVICTING, FULL, PIECE_TOKENS, measure_once
 
 
 def test_the_bench_counts_the_rows_that_layers_really_hold() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from scope_rt.kv_cache.paged import PagedCache
+from scope_rt.lm.cache.paged import PagedCache
 from scope_rt.lm.model_cache import GenerateCache
 from tests.lm.paged_batch import BATCH, PROMPTS, Bench, bench, padded
 

@@ -9,9 +9,9 @@ from transformers import DynamicCache
 
 from scope_contracts.errors import CacheError, UnsupportedError, UserInputError
 from scope_contracts.row_format import CodecKind
-from scope_rt.kv_cache.paged import PagedCache
+from scope_rt.lm.cache.paged import PagedCache
 from scope_rt.lm.model_cache import GenerateCache
-from tests.kv_cache.waits import Waits
+from tests.lm.cache.waits import Waits
 from tests.lm.paged_batch import (
     BATCH,
     PREFIXES,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import UnsupportedError
-from scope_rt.kv_cache.contiguous import ContiguousCache
-from scope_rt.kv_cache.paged import PagedCache
-from tests.kv_cache.waits import Waits
+from scope_rt.lm.cache.contiguous import ContiguousCache
+from scope_rt.lm.cache.paged import PagedCache
+from tests.lm.cache.waits import Waits
 from tests.lm.paged_batch import Bench, bench
 
 TEXT = list(range(1, 12))

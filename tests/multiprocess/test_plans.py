@@ -10,16 +10,16 @@ import pytest
 from torch import Tensor
 
 from scope_contracts.envelope import PlanId, PPEnvelope
+from scope_lab.parity import replay
+from scope_lab.reference_rollout import Recording
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.process_group import join_world
 from scope_rt.mesh.topology import Topology
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import ScheduledEvent, StreamSession
-from scope_rt.streaming.trace import TraceRecorder
+from scope_rt.trace import TraceRecorder
 from scope_rt.vae.tiny import TinyStreamingDecoder
-from scope_runners.parity import replay
-from scope_runners.reference_rollout import Recording
 from tests.multiprocess.ranks import Ranks
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 

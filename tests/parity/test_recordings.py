@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from scope_lab.parity import main, replay
+from scope_lab.reference_rollout import Recording
 from scope_rt.models.original_names import diffusers_name, to_diffusers
-from scope_runners.parity import main, replay
-from scope_runners.reference_rollout import Recording
 
 HERE = Path(__file__).parent
 

@@ -12,7 +12,7 @@ from scope_runners.leftovers import is_finished
 from scope_runners.request import parse_stream_request
 from scope_runners.show import Standing
 from scope_runners.summary import ChunkRecord
-from tests.streaming.test_full_disk import largest_file
+from tests.video.test_full_disk import largest_file
 
 REQUEST = parse_stream_request(["--prompt", "a red circle", "--seconds", "3"])
 

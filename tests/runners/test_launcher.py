@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from scope_runners import launcher, rank_group
+from scope_runners.fork_server import TERMINATE_S, Event, RankEnded, RankStarted
 from scope_runners.launcher import Progress, Restarts
 from scope_runners.rank_group import LINGER_S, ORDERLY_END_S, Attempt
-from scope_runners.zygote import TERMINATE_S, Event, RankEnded, RankStarted
 
 HEEDED = (signal.SIGINT, signal.SIGHUP)
 BOUND_S = LINGER_S + TERMINATE_S + 2

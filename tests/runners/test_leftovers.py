@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from scope_rt.faults import Fault, FaultPlan, FaultPoint, encode
-from scope_rt.streaming.encoder import SegmentEncoder
-from scope_rt.streaming.segments import SegmentJournal
-from scope_rt.streaming.video_writer import VideoWriter
+from scope_rt.video.encoder import SegmentEncoder
+from scope_rt.video.segments import SegmentJournal
+from scope_rt.video.writer import VideoWriter
 from scope_runners import rank_group, show
 from scope_runners.journal import Journal
 from scope_runners.main import main

@@ -6,8 +6,8 @@ import pytest
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError
-from scope_runners.replay_process import replayed
-from scope_runners.stream_process import plan_speed
+from scope_lab.replay_process import replayed
+from scope_lab.stream_process import plan_speed
 from tests.recordings import story, write
 
 SOON_S = 0.05

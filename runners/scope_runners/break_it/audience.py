@@ -10,8 +10,8 @@ import av
 
 from scope_rt.control.chunk import Chunk
 from scope_rt.models.recipe import Recipe
-from scope_rt.streaming.video_writer import VideoWriter
-from scope_rt.streaming.viewers import Viewer, ViewerHub
+from scope_rt.video.viewers import Viewer, ViewerHub
+from scope_rt.video.writer import VideoWriter
 from scope_runners.break_it.events import EventKind, EventLog
 from scope_runners.break_it.script import Audience, RankJob
 

@@ -16,7 +16,6 @@ from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
 from scope_rt.tripwires import Tripwire
 from scope_runners.arguments import positive_number
-from scope_runners.break_it import recompute_frequency
 from scope_runners.break_it.catalogue import CASES, chosen
 from scope_runners.break_it.detectors import TrialResult, detectors_table
 from scope_runners.break_it.driver import Driver
@@ -29,8 +28,6 @@ from scope_runners.main import FAILED
 from scope_runners.request import positive
 
 BOUND_S = 90
-LISTED = tuple(sorted([*CASES, recompute_frequency.LISTED], key=lambda case: case.number))
-"""Every fault, in the order of their numbers."""
 
 
 def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +81,7 @@ def run_break_it(namespace: argparse.Namespace) -> int:
         ScopeError: no fault could be tried, or a stream in which nothing is broken does not work.
     """
     if namespace.list:
-        print(listing(LISTED))
+        print(listing(CASES))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay behind
     cases = _cases(namespace)
@@ -115,10 +112,10 @@ def _cases(namespace: argparse.Namespace) -> tuple[Case, ...]:
     if namespace.detectors and namespace.disarm:
         raise UserInputError("--detectors disarms each detector itself; drop --disarm")
     if namespace.all or (namespace.detectors and not namespace.faults):
-        return LISTED
+        return CASES
     if not namespace.faults:
         raise UserInputError("name a fault or its number, or --all; --list shows them")
-    return chosen(namespace.faults, among=LISTED)
+    return chosen(namespace.faults, among=CASES)
 
 
 def _topology(namespace: argparse.Namespace) -> Topology | None:
@@ -153,10 +150,7 @@ def _results(
     suite: Suite, cases: tuple[Case, ...], disarmed: tuple[Tripwire, ...]
 ) -> Iterator[Result]:
     for case in cases:
-        if case is recompute_frequency.LISTED:
-            yield recompute_frequency.compare(suite.driver.model)
-        else:
-            yield suite.run(case, disarmed=disarmed)
+        yield suite.run(case, disarmed=disarmed)
 
 
 def _run_trials(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> bool:

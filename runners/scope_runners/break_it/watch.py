@@ -18,9 +18,9 @@ from typing import Self
 
 from scope_runners.break_it.events import EventKind, EventLog
 from scope_runners.break_it.script import RankJob
+from scope_runners.fork_server import Event, RankEnded, RankStarted
 from scope_runners.launcher import Restarts, launch_attempts
 from scope_runners.rank_group import Attempt
-from scope_runners.zygote import Event, RankEnded, RankStarted
 
 RANK_MODULE = "scope_runners.break_it.rank_main"
 GONE_WITHIN_S = 5.0

@@ -1,0 +1,1 @@
+"""What the project measures, trains and proves with; not part of the wheel."""

@@ -1,0 +1,223 @@
+"""What the contract does for one chunk, part by part, as calls that can be timed alone.
+
+What rank0 and a generator rank both do is listed for both, as if nothing overlapped. A part knows
+its moment, since each of them finds the processor's caches full of pictures and weights.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scope_contracts.envelope import STATE_DIGEST, PPEnvelope, PPResult
+from scope_contracts.parity import ScalarDigest
+from scope_contracts.preflight import preflight
+from scope_lab.contract_chunk import SteadyChunk
+from scope_rt.collectives import SoloCollectives
+from scope_rt.control.answer import check_answer, check_state
+from scope_rt.mesh.budget import CallBudget
+from scope_rt.mesh.link import PeerLink
+from scope_rt.mesh.peer_check import PeerCheck
+from scope_rt.mesh.process_group import Transfers, Work
+from scope_rt.models.fingerprint import Fingerprint
+from scope_rt.models.loading import ModelFolder
+from scope_rt.record.recorder import Recorder
+from scope_rt.record.snapshot import Checkpoint
+from scope_rt.tensors import specs_by_name
+
+_NEVER = 2**31
+
+
+class Moment(StrEnum):
+    """When and where a part of the contract has its turn."""
+
+    PLANNED = "rank0, planning"
+    RUN = "generator rank"
+    ARRIVED = "rank0, on arrival"
+
+
+class Kind(StrEnum):
+    """What a part is for."""
+
+    BUDGETED = "parity, digests, budget, recorder"
+    """These together have a budget."""
+    ALWAYS = "and envelope checks, heartbeat"
+    """Every stream pays for these too."""
+    ON_REQUEST = "on request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """`work` happens once in `every` chunks; what `without` takes is not its cost."""
+
+    name: str
+    moment: Moment
+    kind: Kind = Kind.BUDGETED
+    work: Callable[[], object]
+    without: Callable[[], object] | None = None
+    every: int = 1
+    clock: Callable[[], float] = time.perf_counter
+    """By which `work` is timed, in seconds."""
+
+
+@contextmanager
+def contract_parts(model: ModelFolder, *, folder: Path, digest_every: int) -> Iterator[list[Part]]:
+    """The parts of a stream of `model`, in the order of their turns; `folder` is for files."""
+    steady = SteadyChunk.of(model, folder)
+    with closing(Recorder(folder / "parts.scope", steady.opened)) as recorder:
+        yield [
+            *_planned(steady, recorder),
+            *_run(steady),
+            *_peer_check(model, steady, digest_every),
+            *_arrived(steady, recorder, folder),
+        ]
+
+
+def _planned(steady: SteadyChunk, recorder: Recorder) -> list[Part]:
+    envelope, lifecycle = steady.envelope, steady.lifecycle
+    moment, calls = Moment.PLANNED, envelope.expected_generator_calls
+
+    def check() -> None:
+        preflight(envelope, specs_by_name(steady.tensors), steady.geometry)
+
+    return [
+        Part(name="preflight", moment=moment, kind=Kind.ALWAYS, work=check),
+        Part(
+            name="lifecycle",
+            moment=moment,
+            kind=Kind.ALWAYS,
+            work=lambda: lifecycle.enter(envelope).commit(calls),
+        ),
+        Part(
+            name="recorder, envelope",
+            moment=moment,
+            work=lambda: recorder.planned(envelope),
+        ),
+        Part(name="state digest", moment=moment, work=lambda: _digest(steady)),
+    ]
+
+
+def _run(steady: SteadyChunk) -> list[Part]:
+    envelope, lifecycle = steady.envelope, steady.lifecycle
+    moment, calls = Moment.RUN, envelope.expected_generator_calls
+
+    def check() -> None:
+        preflight(envelope, {spec.name: spec for spec in envelope.tensors}, steady.geometry)
+
+    def live() -> None:
+        lifecycle.enter(envelope)  # to admit it, and again to run it
+        lifecycle.enter(envelope).commit(calls)
+
+    def spend() -> None:
+        budget = CallBudget(envelope.chunk_index, calls)
+        for _ in range(calls):
+            budget.enter()
+
+    return [
+        Part(name="preflight", moment=moment, kind=Kind.ALWAYS, work=check),
+        Part(name="lifecycle", moment=moment, kind=Kind.ALWAYS, work=live),
+        Part(name="call budget", moment=moment, work=spend),
+        Part(name="state digest", moment=moment, work=lambda: _digest(steady)),
+    ]
+
+
+def _peer_check(model: ModelFolder, steady: SteadyChunk, every: int) -> list[Part]:
+    """A chunk in which no comparison is due, and the check of all weights, on one rank."""
+    transformer = model.transformer(
+        SoloCollectives(), dtype=torch.float32, device=torch.device("cpu")
+    )
+    fingerprint = Fingerprint(transformer)
+    check = PeerCheck(
+        ranks=(0,),
+        rank=0,
+        every=_NEVER,
+        gather=None,
+        fingerprint=fingerprint,
+        waited_s=lambda: 0.0,
+    )
+
+    def look() -> None:
+        check.before(ScalarDigest.of(steady.envelope, steady.indices))
+        check.after(steady.envelope.chunk_index, 1.0)
+
+    look()  # the first chunk is always due
+    return [
+        Part(name="peer check where none is due", moment=Moment.RUN, work=look),
+        Part(
+            name=f"all weights, every {every} chunks",
+            moment=Moment.RUN,
+            work=lambda: fingerprint.check("benchmark"),
+            every=every,
+            clock=time.process_time,  # long enough to be interrupted, and it waits for nothing
+        ),
+    ]
+
+
+def _arrived(steady: SteadyChunk, recorder: Recorder, folder: Path) -> list[Part]:
+    checkpoint = Checkpoint(folder / "parts.checkpoint", {"model": steady.opened.model})
+    moment, planned = Moment.ARRIVED, _digest(steady)
+
+    def check() -> None:
+        check_answer(steady.envelope, steady.result)
+        ran = steady.answer[STATE_DIGEST].numpy().tobytes()
+        check_state(steady.envelope, ran=ran, planned=planned)
+
+    return [
+        Part(name="answer and state digest", moment=moment, work=check),
+        Part(
+            name="recorder, latents",
+            moment=moment,
+            work=lambda: recorder.finished(steady.chunk),
+        ),
+        Part(
+            name="checkpoint",
+            moment=moment,
+            kind=Kind.ON_REQUEST,
+            work=lambda: checkpoint.save(steady.state),
+        ),
+        Part(
+            name="SCOPE_TP_INPUT_DIGEST=1",
+            moment=moment,
+            kind=Kind.ON_REQUEST,
+            work=lambda: _converse(steady, with_digests=True),
+            without=lambda: _converse(steady, with_digests=False),
+        ),
+    ]
+
+
+def _digest(steady: SteadyChunk) -> bytes:
+    return ScalarDigest.of(steady.envelope, steady.indices).hash()
+
+
+class _Loopback(Transfers):
+    """What is sent is received here, in order."""
+
+    def __init__(self) -> None:
+        self._under_way: deque[Tensor] = deque()
+
+    def send(self, tensor: Tensor, *, to: int) -> Work:
+        self._under_way.append(tensor)
+        return None  # type: ignore[return-value]
+
+    def finish(self, work: Work) -> None: ...
+
+    def receive(self, tensor: Tensor, *, source: int, begins: bool) -> None:
+        tensor.copy_(self._under_way.popleft())
+
+
+def _converse(steady: SteadyChunk, *, with_digests: bool) -> None:
+    """One envelope there and one result back."""
+    link = PeerLink(_Loopback(), peer=0, with_digests=with_digests)
+    link.send(steady.envelope, steady.tensors)
+    link.receive_envelope(_admit)
+    link.send(steady.result, steady.answer)
+    link.receive_result(_admit)
+
+
+def _admit(message: PPEnvelope | PPResult) -> None: ...

@@ -1,0 +1,1 @@
+"""`scripts/lab kv_bench` measures every KV-cache system by one yardstick."""

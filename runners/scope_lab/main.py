@@ -1,0 +1,57 @@
+"""`scripts/lab NAME`: one table of everything that measures, trains or proves."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from scope_contracts.errors import UserInputError
+from scope_runners.main import guarded
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A module with `main(argv)`, and what it shows in a few words."""
+
+    module: str
+    help: str
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "bench_contract": Experiment("scope_lab.bench_contract", "what the contract costs a chunk"),
+    "bench_stream": Experiment("scope_lab.bench_stream", "frames/s of every part of a stream"),
+    "eval_tiny": Experiment("scope_lab.tiny.evaluate", "the embedded model as a viewer sees it"),
+    "fuzz": Experiment("scope_lab.fuzz.run", "hostile bytes for every decoder"),
+    "kv_bench": Experiment("scope_lab.kv_bench.run", "bytes, speed and quality of every KV cache"),
+    "kv_cache_proof": Experiment("scope_lab.kv_proof", "why a cache changes nothing, in numbers"),
+    "parity": Experiment("scope_lab.parity", "a recorded rollout of a public model's own code"),
+    "recompute_experiment": Experiment(
+        "scope_lab.recompute_experiment", "recompute less often: quality and speed"
+    ),
+    "soak": Experiment("scope_lab.soak.run", "a stream under random faults, for hours"),
+    "train_recall": Experiment("scope_lab.recall.train", "train the recall model"),
+    "train_tiny": Experiment("scope_lab.tiny.train", "train the embedded model"),
+    "two_hosts": Experiment("scope_lab.two_hosts", "two hosts: cable cut, leader and host killed"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the experiment that `argv` names and return its exit code."""
+    name, *arguments = [*(sys.argv[1:] if argv is None else argv)] or ["--help"]
+    if name in ("-h", "--help"):
+        print("scripts/lab NAME [ARGUMENT ...]\n")
+        for known, experiment in EXPERIMENTS.items():
+            print(f"  {known:<21} {experiment.help}")
+        return 0
+    return guarded(lambda: _run(name, arguments))
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    if name not in EXPERIMENTS:
+        raise UserInputError(f"no experiment is called {name!r}; scripts/lab lists all")
+    code: int = import_module(EXPERIMENTS[name].module).main(arguments)
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

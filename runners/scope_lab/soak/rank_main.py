@@ -1,0 +1,115 @@
+"""One rank of a soak: it streams and writes as any program would, and keeps a diary.
+
+Rank0 takes chunks at the pace of a player, asks for what the schedule says, and goes on asking
+until what it asked for was seen.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scope_lab.soak.diary import Diary, Failed, Log, Noted, Opened, Shown, Started, held
+from scope_lab.soak.job import SoakJob
+from scope_lab.soak.steering import Steering
+from scope_lab.soak.video import thumbnail
+from scope_rt.config import RuntimeConfig
+from scope_rt.control.chunk import Chunk
+from scope_rt.session import StreamSession
+from scope_rt.video.writer import VideoWriter
+from scope_runners.main import guarded
+from scope_runners.witness import Witness, speak_into
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the soak of folder `argv[0]` as attempt `argv[1]`; the first chunk is due at `argv[2]`
+    of the monotonic clock."""
+    job, config = SoakJob.load(Path(argv[0])), RuntimeConfig.from_environment()
+    torch.set_num_threads(1)
+    speak_into(job.speech)
+    log = Log(Diary(job.diary), attempt=int(argv[1]))
+
+    def run() -> int:
+        log.tell(Started, rank=config.rank, pid=os.getpid())
+        with Witness(partial(_tell_error, log, config.rank)):
+            _stream(job, config, log, began_s=float(argv[2]))
+        return 0
+
+    return guarded(run, speaker=f"attempt {log.attempt} rank {config.rank}")
+
+
+def _tell_error(log: Log, rank: int, error: BaseException | None) -> None:
+    if error is not None:
+        log.tell(Failed, rank=rank, error=type(error).__name__, text=str(error))
+
+
+def _stream(job: SoakJob, config: RuntimeConfig, log: Log, *, began_s: float) -> None:
+    session = StreamSession(
+        job.model,
+        plan=job.plan,
+        tp=job.tp,
+        seed=job.seed,
+        checkpoint=job.checkpoint,
+        resume=log.attempt > 0,
+        record=job.recording,
+        config=config,
+    )
+    with session:
+        if session.is_control_rank:
+            _consume(job, session, log, began_s=began_s)
+        else:
+            for _ in session.stream(job.schedule.first_prompt):
+                raise AssertionError("a mesh rank shows no chunk")
+
+
+def _consume(job: SoakJob, session: StreamSession, log: Log, *, began_s: float) -> None:
+    """Show, write and steer the stream to its end."""
+    resumed_at, recipe = session.resumed_at_chunk, session.recipe
+    writer = VideoWriter(
+        job.video,
+        width=recipe.default_width,
+        height=recipe.default_height,
+        fps=recipe.fps,
+        resume=resumed_at is not None,
+        keep_on_error=True,
+    )
+    with writer:
+        log.tell(
+            Opened,
+            num_held=writer.held_chunks,
+            resumed_at_chunk=-1 if resumed_at is None else resumed_at,
+        )
+        lines = list(Diary(job.diary).read().new())
+        number, steering = len(held(lines)), Steering(job.schedule.cues, session, log, lines)
+        chunks = session.stream(
+            job.schedule.first_prompt,
+            num_chunks=job.num_chunks,
+            num_held=lambda: writer.durable_chunks,
+        )
+        for chunk in chunks:
+            log.tell(Shown, number=number, **_told(chunk))
+            steering.see(chunk)
+            writer.write(chunk.frames)
+            number += 1
+            steering.ask(number)
+            time.sleep(max(0.0, began_s + number * job.chunk_s - time.monotonic()))
+    if session.recording_failure is not None:
+        log.tell(Noted, text=session.recording_failure)
+
+
+def _told(chunk: Chunk) -> dict[str, Any]:
+    """What the diary keeps of a chunk."""
+    return {
+        "chunk_index": chunk.chunk_index,
+        "cache_epoch": chunk.cache_epoch,
+        "prompt": chunk.prompt,
+        "latents_sha256": chunk.latents_sha256,
+        "frames_sha256": hashlib.sha256(chunk.frames.tobytes()).hexdigest(),
+        "num_frames": len(chunk.frames),
+        "thumbnail": thumbnail(chunk.frames[len(chunk.frames) // 2]).tobytes().hex(),
+    }

@@ -1,1 +1,0 @@
-"""`scope-rt kv-bench` measures every KV-cache system by one yardstick."""

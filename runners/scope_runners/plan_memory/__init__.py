@@ -1,0 +1,1 @@
+"""`scope-rt plan-memory`: what a rank needs, and what to change."""

@@ -1,0 +1,131 @@
+"""A stream says what one rank holds, and which of its sizes could give way."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import UserInputError
+from scope_rt.kv_cache.row_view import view_bytes
+from scope_runners.plan_memory.model_size import WanSize
+from scope_runners.plan_memory.plan import FEWER_BITS, RUNTIME, Knob, MemoryLine, MemoryPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoDemand:
+    """One generator rank of a stream. `frame_tokens`, window and codec stand in `spec`.
+
+    Raises `UserInputError` when the heads cannot be shared evenly.
+    """
+
+    size: WanSize
+    spec: KVCacheSpec
+    tp: int
+    text_len: int
+    plan_id: PlanId
+    other_weights_bytes: int = 0
+    """Text encoder and autoencoder, where the rank holds them too."""
+
+    def __post_init__(self) -> None:
+        self.size.num_weights(self.tp)
+
+    def plan(self) -> MemoryPlan:
+        """Bytes of this rank."""
+        size, spec, width = self.size, self.spec, self.spec.dtype.num_bytes
+        local, num_weights = size.dim // self.tp, size.num_weights(self.tp)
+        lines = [
+            MemoryLine(
+                name="weights",
+                num_bytes=num_weights * width,
+                because=f"{num_weights:,} weights of {width} B",
+            ),
+            MemoryLine(
+                name="cache",
+                num_bytes=spec.num_bytes(self.tp),
+                because=f"{spec.num_layers} layers x {spec.batch} x {spec.capacity_tokens:,} tokens"
+                f" x {spec.row_format.shard(self.tp).bytes_per_row:,} B ({_named(spec)})",
+            ),
+            MemoryLine(
+                name="text keys and values",
+                num_bytes=size.num_layers * spec.batch * self.text_len * 2 * local * width,
+                because=f"{size.num_layers} layers x {self.text_len} tokens x 2 x {local} channels",
+            ),
+        ]
+        if self.other_weights_bytes:
+            because = "text encoder and autoencoder"
+            lines.append(
+                MemoryLine(
+                    name="other weights", num_bytes=self.other_weights_bytes, because=because
+                )
+            )
+        return MemoryPlan(lines=(*lines, *self._working(), RUNTIME))
+
+    def knobs(self) -> Iterable[Knob]:
+        """TP degree, bits of the cache, window, batch."""
+        return (self._more_ranks(), self._fewer_bits(), self._windows(), self._batches())
+
+    def _working(self) -> Iterator[MemoryLine]:
+        """Residual, its norm, q, k, v, attention's output, and the feed-forward of one chunk."""
+        spec, local = self.spec, self.size.dim // self.tp
+        tokens = spec.batch * spec.block_frames * spec.frame_tokens
+        channels = 3 * self.size.dim + 4 * local + 2 * self.size.ffn_dim // self.tp
+        yield MemoryLine(
+            name="workspace",
+            num_bytes=tokens * channels * spec.dtype.num_bytes,
+            because=f"one chunk of {tokens:,} tokens x {channels:,} channels",
+            is_estimate=True,
+        )
+        a_row = view_bytes(spec.row_format.shard(self.tp), is_gathered=False)
+        if a_row:
+            rows = spec.batch * spec.capacity_tokens
+            yield MemoryLine(
+                name="view of one layer",
+                num_bytes=rows * a_row,
+                because=f"{rows:,} tokens x {a_row:,} B while they are decoded for attention",
+                is_estimate=True,
+            )
+
+    def _more_ranks(self) -> Knob:
+        heads, ffn_dim = self.size.num_attention_heads, self.size.ffn_dim
+        degrees = [n for n in range(self.tp + 1, heads + 1) if heads % n == 0 and ffn_dim % n == 0]
+        return Knob(
+            flag=f"--plan {PlanId.TP_V1_1} --tp" if self.plan_id is PlanId.SINGLE else "--tp",
+            settings=degrees,
+            turned=lambda tp: replace(
+                self,
+                tp=tp,
+                plan_id=PlanId.TP_V1_1 if self.plan_id is PlanId.SINGLE else self.plan_id,
+            ),
+        )
+
+    def _fewer_bits(self) -> Knob:
+        kind = CacheKind.QUANTIZED if self.spec.kind is CacheKind.RING else self.spec.kind
+        changed = {}
+        for codec in FEWER_BITS[self.spec.codec]:
+            try:
+                spec = replace(self.spec, kind=kind, codec=codec)
+            except UserInputError:
+                continue  # this kind, or this head_dim, does not take the codec
+            changed[str(CacheChoice(kind=kind, codec=codec))] = replace(self, spec=spec)
+        return Knob(flag="--kv-cache", settings=list(changed), turned=changed.__getitem__)
+
+    def _windows(self) -> Knob:
+        changed = {}
+        for frames in range(self.spec.window_frames - 1, self.spec.block_frames - 1, -1):
+            try:
+                spec = replace(self.spec, window_frames=frames)
+            except UserInputError:
+                break  # too short for heavy hitters
+            changed[frames] = replace(self, spec=spec)
+        return Knob(flag="--window", settings=list(changed), turned=changed.__getitem__)
+
+    def _batches(self) -> Knob:
+        return Knob(
+            flag="--batch",
+            settings=range(self.spec.batch - 1, 0, -1),
+            turned=lambda batch: replace(self, spec=replace(self.spec, batch=batch)),
+        )
+
+
+def _named(spec: KVCacheSpec) -> str:
+    return str(CacheChoice(kind=spec.kind, codec=spec.codec))

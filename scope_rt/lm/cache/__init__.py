@@ -1,0 +1,1 @@
+"""Sequence caches: storage, codec and policy compose."""

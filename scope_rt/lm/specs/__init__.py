@@ -1,0 +1,1 @@
+"""Sizes of sequence caches, pure: needs neither torch nor a model."""

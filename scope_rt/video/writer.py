@@ -1,0 +1,318 @@
+"""Encoding runs beside generation; whole chunks outlive the writer, and a named video is complete.
+
+The caller waits only when the queue is full, and `blocked_s` says how long.
+"""
+
+import math
+import time
+import weakref
+from collections import deque
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, suppress
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from scope_contracts.errors import RecordingError, UserInputError
+from scope_rt.disk import (
+    STALL_TIMEOUT_S,
+    DaemonExecutor,
+    StallError,
+    answer,
+    remedy,
+)
+from scope_rt.trace import NullTrace, Trace
+from scope_rt.video.encoder import SegmentEncoder
+from scope_rt.video.segments import CODEC_OF_SUFFIX, SegmentJournal
+
+_SMALLEST_VIEWABLE_SIDE = 256
+_LET_GO_S = 1.0
+"""How long a disk that was waited for in vain may take to let go of its files."""
+_DISK_ERRORS = (av.FFmpegError, OSError, ValueError)
+
+
+class VideoWriter:
+    """Encodes chunks of frames to H.264 (`.mp4`) or VP8 (`.webm`) on a thread of its own.
+
+    As a context manager it closes on success and, on an exception, aborts or (with
+    `keep_on_error`) suspends.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        width: int,
+        height: int,
+        fps: Fraction | int,
+        scale: int | None = None,
+        max_queued_chunks: int = 8,
+        trace: Trace | None = None,
+        resume: bool = False,
+        keep_on_error: bool = False,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+    ) -> None:
+        """Prepare `path` for frames of `width` x `height` pixels at `fps` frames per second.
+
+        `scale` repeats every pixel that many times each way; by default enough for the short side
+        to reach 256 pixels, so that a person can see a small model's output.
+        `resume` goes on after the whole chunks of a writer that died or was suspended; without it
+        what such a writer left is removed. `stall_timeout_s` bounds the wait for one chunk, and at
+        the end that for the disk to let go.
+        Raises `UserInputError` for a path, size or rate that cannot be recorded, a path that has a
+        living writer, and a recording that cannot be resumed.
+        """
+        scale = _viewable_scale(width, height) if scale is None else scale
+        _check_format(width, height, fps, scale)
+        self.path = path
+        self.scale = scale
+        self.blocked_s = 0.0
+        """Seconds that `write` waited for the encoder because the queue was full."""
+        self.encode_ms: list[float] = []
+        """Milliseconds of encoding per chunk of this writer, in order."""
+        self.num_frames = 0
+        """Frames accepted so far by this writer."""
+        self._frame_shape = (height, width, 3)
+        self._trace: Trace = trace or NullTrace()
+        self._max_queued_chunks = max_queued_chunks
+        self._stall_timeout_s = stall_timeout_s
+        self._keep_on_error = keep_on_error
+        self._queued: deque[Future[None]] = deque()
+        self._torn = False
+        self._journal = SegmentJournal(path)
+        with ExitStack() as on_error:
+            on_error.callback(self._journal.release if resume else self._journal.remove)
+            if resume:
+                self._journal.load()
+            else:
+                self._journal.discard()
+            self.held_chunks = self._journal.num_chunks
+            """Whole chunks of earlier writers: the first chunk to write has this index."""
+            self.held_frames = self._journal.num_frames
+            """Frames in those chunks."""
+            self._encoder = self._begin_segment(width * scale, height * scale, Fraction(fps))
+            on_error.pop_all()
+        self._thread = DaemonExecutor("video-writer")
+        # Also runs when the interpreter exits without close, suspend or abort.
+        self._at_exit = weakref.finalize(
+            self,
+            _leave,
+            self._thread,
+            self._encoder,
+            self._journal,
+            keep=keep_on_error,
+            timeout_s=stall_timeout_s,
+        )
+        self._open = True
+
+    @property
+    def durable_chunks(self) -> int:
+        """Whole chunks that outlive this process, `held_chunks` included; for any thread."""
+        return self._journal.num_chunks
+
+    def write(self, frames_THWC: NDArray[np.uint8]) -> None:
+        """Queue one chunk of uint8 RGB frames; the array may be reused at once.
+
+        Raises `RecordingError` if an earlier chunk failed; whole chunks then stay for `resume`.
+        """
+        if (
+            frames_THWC.shape[1:] != self._frame_shape
+            or len(frames_THWC) == 0
+            or frames_THWC.dtype != np.uint8
+        ):
+            raise ValueError(
+                f"frames_THWC: got {frames_THWC.dtype} {frames_THWC.shape}, "
+                f"want uint8 (T, {', '.join(map(str, self._frame_shape))}), T > 0"
+            )
+        if not self._open:
+            raise RecordingError(f"{self.path}: recording has ended; open a new writer")
+        while self._queued and self._queued[0].done():
+            self._finish_oldest()
+        if len(self._queued) >= self._max_queued_chunks:
+            start_s = time.perf_counter()
+            self._finish_oldest()
+            self.blocked_s += time.perf_counter() - start_s
+        self._queued.append(self._thread.submit(self._encode, frames_THWC.copy()))
+        self.num_frames += len(frames_THWC)
+
+    def drain(self) -> None:
+        """Return when every chunk so far is durable.
+
+        Raises `RecordingError` if one could not be written; whole chunks then stay for `resume`.
+        """
+        while self._queued:
+            self._finish_oldest()
+
+    def close(self, *, keep: bool = False) -> None:
+        """Finish the file under its name; a video of no frames leaves no file. Idempotent.
+
+        With `keep` the whole chunks stay beside it for `resume`.
+
+        Raises `RecordingError` if a chunk or the video could not be written; whole chunks then
+        stay for `resume`.
+        """
+        if not self._open:
+            return
+        self.drain()
+        if self.durable_chunks == 0:
+            self.abort()
+            return
+        self._at_exit.detach()  # an interrupt from here on leaves the chunks for `resume`
+        try:
+            self._encoder.close()
+            self._journal.publish()
+        except _DISK_ERRORS as error:
+            raise self._failure(error) from error
+        self._end(keep=keep)
+
+    def suspend(self) -> None:
+        """Write what is queued and leave the whole chunks for a later `resume`. Idempotent.
+
+        Raises `RecordingError` if a chunk could not be written.
+        """
+        if self._open:
+            self.drain()
+            self._end(keep=True)
+
+    def abort(self) -> None:
+        """Stop encoding and leave nothing of this video, earlier writers' chunks included.
+
+        Idempotent, and harmless after the recording has ended.
+        """
+        if self._open:
+            self._end(keep=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif self._keep_on_error:
+            with suppress(RecordingError):  # the error that ended the stream is the one to tell
+                self.suspend()
+        else:
+            self.abort()
+
+    def _begin_segment(self, width: int, height: int, fps: Fraction) -> SegmentEncoder:
+        codec = CODEC_OF_SUFFIX[self.path.suffix.lower()]
+        try:
+            encoder = SegmentEncoder(
+                self._journal.next_segment, codec=codec, width=width, height=height, fps=fps
+            )
+            self._journal.begin_segment(encoder.format)
+        except _DISK_ERRORS as error:
+            raise UserInputError(
+                f"output {self.path}: cannot be recorded ({error}); "
+                "free disk space or choose another output"
+            ) from error
+        return encoder
+
+    def _encode(self, frames_THWC: NDArray[np.uint8]) -> None:
+        if self._torn:
+            return  # behind a chunk that failed, whose own error ends the recording
+        start_s = time.perf_counter()
+        with self._trace.span("encode", track="encode"):
+            self._torn = True
+            for frame_HWC in frames_THWC:
+                self._encoder.encode(frame_HWC)
+            self._journal.commit_chunk(len(frames_THWC))
+            self._torn = False
+        self.encode_ms.append((time.perf_counter() - start_s) * 1e3)
+
+    def _finish_oldest(self) -> None:
+        """Wait for the oldest queued chunk; on its failure end the recording."""
+        try:
+            answer(self._queued[0], timeout_s=self._stall_timeout_s)
+        except _DISK_ERRORS as error:
+            raise self._failure(error) from error
+        self._queued.popleft()
+
+    def _failure(self, error: Exception) -> RecordingError:
+        """End the recording, keeping its whole chunks, and say so in one sentence."""
+        self._end(keep=True, patience_s=0.0 if isinstance(error, StallError) else None)
+        kept = (
+            f"its first {self.durable_chunks} chunks are kept for a resume"
+            if self.durable_chunks
+            else "no chunk of it is whole"
+        )
+        return RecordingError(
+            f"{self.path}: writing the video stopped ({error}), {kept}; {remedy(error)}"
+        )
+
+    def _end(self, *, keep: bool, patience_s: float | None = None) -> None:
+        """Stop the thread, giving its running chunk `patience_s`, and let go of the files."""
+        self._open = False
+        self._at_exit.detach()
+        self._thread.cancel()
+        running = [chunk for chunk in self._queued if not chunk.cancelled()]
+        patience_s = self._stall_timeout_s if patience_s is None else patience_s
+        is_stalled = bool(wait(running, timeout=patience_s).not_done)
+        self._queued.clear()
+        encoder = None if is_stalled else self._encoder
+        disk = DaemonExecutor("video-writer-end") if is_stalled else self._thread
+        # The lock ends with the process at the latest, and the next writer removes what is left.
+        with self._thread, suppress(StallError):
+            let_go = disk.submit(_let_go, encoder, self._journal, keep=keep)
+            answer(let_go, timeout_s=_LET_GO_S if is_stalled else self._stall_timeout_s)
+
+
+def _leave(
+    thread: DaemonExecutor,
+    encoder: SegmentEncoder,
+    journal: SegmentJournal,
+    *,
+    keep: bool,
+    timeout_s: float,
+) -> None:
+    """Nobody ended this recording: write what is queued, if it is to be kept, and let go."""
+    if not keep:
+        thread.cancel()
+    thread.submit(_let_go, encoder, journal, keep=keep)
+    thread.settle(timeout_s=timeout_s)
+
+
+def _let_go(encoder: SegmentEncoder | None, journal: SegmentJournal, *, keep: bool) -> None:
+    """Leave the whole chunks to a later writer, or nothing."""
+    if encoder is not None:
+        with suppress(*_DISK_ERRORS):  # beyond the last whole chunk nothing is needed
+            encoder.close()
+    if keep and journal.num_chunks:
+        journal.release()
+    else:
+        journal.remove()
+
+
+def check_recordable(
+    path: Path, *, width: int, height: int, fps: Fraction | int, scale: int | None = None
+) -> None:
+    """Raise the `UserInputError` of a new `VideoWriter`; an earlier recording stays as it is."""
+    _check_format(width, height, fps, _viewable_scale(width, height) if scale is None else scale)
+    SegmentJournal(path).release()
+
+
+def _viewable_scale(width: int, height: int) -> int:
+    return max(1, math.ceil(_SMALLEST_VIEWABLE_SIDE / max(1, min(width, height))))
+
+
+def _check_format(width: int, height: int, fps: Fraction | int, scale: int) -> None:
+    for name, value in (("width", width), ("height", height)):
+        if value <= 0 or value * scale % 2:
+            raise UserInputError(
+                f"{name}: got {value} pixels times scale {scale}, want a positive even number; "
+                f"change {name} or scale"
+            )
+    if scale < 1:
+        raise UserInputError(f"scale: got {scale}, want 1 or more")
+    if fps <= 0:
+        raise UserInputError(f"fps: got {fps}, want more than 0")

@@ -1,0 +1,94 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scope_lab import bench_contract
+from scope_lab.bench_contract import ContractBenchmark, Cost, Slowdown, table
+from scope_lab.contract_parts import Kind, Moment, contract_parts
+from scope_rt.models.loading import ModelFolder
+from tests.tiny_folder import write_tiny_folder
+
+COST = Cost(
+    name="preflight",
+    kind=Kind.BUDGETED,
+    where=Moment.RUN,
+    microseconds=90,
+    lower=80,
+    upper=100,
+    share=0.009,
+)
+FOUND = ContractBenchmark(
+    cores=2,
+    threads=1,
+    digest_every=64,
+    rounds=2,
+    chunks=3,
+    chunk_ms=10.0,
+    costs=(COST, replace(COST, name="checkpoint", share=0.5, kind=Kind.ON_REQUEST)),
+    share=0.009,
+    share_always=0.02,
+    whole=Slowdown(median=0.005, lowest=-0.01, highest=0.02),
+    noise=Slowdown(median=0.001, lowest=-0.012, highest=0.004),
+)
+DEAR = replace(FOUND, share=0.0101)
+
+
+@pytest.fixture(scope="module")
+def measured() -> ContractBenchmark:
+    return bench_contract.measure(rounds=1, num_chunks=3, threads=1)
+
+
+def test_the_shares_are_the_sums_of_their_parts(measured: ContractBenchmark) -> None:
+    share = {kind: sum(cost.share for cost in measured.costs if cost.kind is kind) for kind in Kind}
+    assert all(share.values())
+    assert measured.share == pytest.approx(share[Kind.BUDGETED])
+    assert measured.share_always == pytest.approx(share[Kind.BUDGETED] + share[Kind.ALWAYS])
+
+
+def test_parity_digests_budget_and_recorder_are_all_measured(measured: ContractBenchmark) -> None:
+    budgeted = {cost.name for cost in measured.costs if cost.kind is Kind.BUDGETED}
+    for word in ("comparison", "weights", "state digest", "SHA-256", "call budget", "recorder"):
+        assert any(word in name for name in budgeted), word
+    assert all(cost.microseconds > 0 for cost in measured.costs if cost.kind is not Kind.ON_REQUEST)
+    assert all(cost.lower <= cost.microseconds <= cost.upper for cost in measured.costs)
+
+
+def test_a_chunk_takes_longer_than_its_contract(measured: ContractBenchmark) -> None:
+    assert 0 < measured.share < measured.share_always < 1
+    assert measured.chunk_ms > 0
+
+
+def test_every_part_leaves_what_the_next_call_of_it_needs(tmp_path: Path) -> None:
+    model = ModelFolder.open(write_tiny_folder(tmp_path / "model"))
+    with contract_parts(model, folder=tmp_path, digest_every=64) as parts:
+        for part in parts * 3:
+            part.work()
+            if part.without is not None:
+                part.without()
+
+
+def test_the_difference_of_the_whole_must_exceed_that_of_equal_streams() -> None:
+    assert not FOUND.is_above_noise
+    assert replace(FOUND, whole=replace(FOUND.whole, median=0.02)).is_above_noise
+    assert "within what two equal streams" in table(FOUND)
+
+
+@pytest.mark.parametrize(("result", "code"), [(FOUND, 0), (DEAR, 1)])
+def test_a_contract_over_its_budget_fails(
+    result: ContractBenchmark,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(bench_contract, "measure", lambda **_: result)
+    assert bench_contract.main(["--json"]) == code
+    assert json.loads(capsys.readouterr().out)["holds"] is (code == 0)
+    assert bench_contract.main([]) == code
+    assert ("EXCEEDED" in capsys.readouterr().out) is (code == 1)
+
+
+def test_bad_arguments_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_contract.main(["--rounds", "0"]) == 2
+    assert "--rounds" in capsys.readouterr().err

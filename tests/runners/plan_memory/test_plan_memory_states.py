@@ -1,0 +1,68 @@
+"""What recurrent states take is planned as a step holds it: the new ones beside the old ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scope_lab.kv_bench.hybrid import domain
+from scope_lab.kv_bench.states import NUM_DOMAINS, Scale, measure_domains
+from scope_rt.lm.cache.domains import CacheDomains
+from scope_rt.lm.cache.layer_map import AttnLayerMap
+from scope_rt.lm.cache.state import StateCache
+from scope_runners.plan_memory.serving import ServingDemand
+from tests.lab.live_bytes import LiveBytes
+from tests.runners.plan_memory.plan_requests import demanded
+
+CPU = torch.device("cpu")
+SIZES = "--layers 4 --attention-layers 1 --heads 4 --head-dim 16 --mamba2 8x32x64x2x4 --batch 8"
+STATES = ("recurrent states", "new states of a span")
+
+
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("counts", [[1] * 8, [1, 0] * 4], ids=["all move", "some stay"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_is_planned_for_states_is_the_most_that_a_step_holds(
+    given: torch.dtype, counts: list[int], tp: int
+) -> None:
+    demand = demanded(f"{SIZES} --dtype bfloat16 --tp {tp}")
+    plan, state_format = demand.plan(), demand.domain.spec.state_format
+    assert state_format is not None
+    shared = state_format.shard(tp)
+    new = [torch.ones((8, *part.shape), dtype=given) for part in shared.parts]  # the model's own
+    with LiveBytes(new) as live:
+        cache = StateCache(shared, layers=(0, 1, 2), batch=8, device=CPU)
+        cache.extend(counts)
+        for layer in cache.layers:
+            cache.update(layer, *new)
+        cache.advance()
+    assert cache.num_bytes == plan.bytes_of("recurrent states")
+    assert live.peak == pytest.approx(sum(map(plan.bytes_of, STATES)), rel=1e-3)
+
+
+@pytest.mark.parametrize("models", [1, 8])
+def test_new_states_are_those_of_one_model_at_a_time(models: int) -> None:
+    demand = demanded(f"{SIZES} --models {models}")
+    held, new = map(demand.plan().bytes_of, STATES)
+    assert held == models * new
+    assert new == demand.domain.span_bytes() > 0
+    domains = CacheDomains(models * demand.domain.num_bytes())
+    layers = AttnLayerMap(num_layers=4, attention_layers=(3,))
+    assert domains.span_bytes == 0
+    for number in range(models):
+        domains.open(replace(demand.domain, name=str(number)), layers=layers, device=CPU)
+    assert domains.span_bytes == new
+
+
+def test_states_that_nobody_told_have_no_line_of_their_own_span() -> None:
+    demand = demanded("--model mla-52")
+    assert [line.name for line in demand.plan().lines].count("new states of a span") == 0
+
+
+def test_the_peak_of_the_benchmarks_domains_is_what_is_planned_for_models_side_by_side() -> None:
+    scale = Scale(context=32, num_steps=1, rounds=1)
+    demand = ServingDemand(
+        domain=domain("any", scale.max_tokens), num_domains=NUM_DOMAINS, tp=1, weights_bytes=0
+    )
+    counted = ("cache", "index keys", *STATES)
+    assert measure_domains(scale).peak_bytes == sum(map(demand.plan().bytes_of, counted))
