@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scope_runners.plan_memory.plan import MemoryPlan, fitting_changes
 from scope_runners.plan_memory.request import WITHOUT_DECODER, MemoryRequest
-from scope_runners.plan_memory.video import VideoDemand
+from scope_runners.plan_memory.video import VideoRequirement
 
 _GB = 10**9
 _DOES_NOT_FIT = 1
@@ -26,7 +26,7 @@ class MemoryReport:
     available_bytes: int | None
     changes: tuple[str, ...]
     """Any one of them makes it fit."""
-    knobs: tuple[str, ...]
+    options: tuple[str, ...]
     """What can be changed at all, as it is typed."""
     beside: str = ""
     """What another rank holds that is not counted."""
@@ -41,39 +41,42 @@ class MemoryReport:
 
 def run_plan_memory(namespace: argparse.Namespace) -> int:
     """Print the plan; the exit code says whether it fits."""
-    report = report_of(MemoryRequest.typed(namespace))
+    report = report_of(MemoryRequest.from_arguments(namespace))
     print(json.dumps(as_json(report), indent=2) if namespace.json else table(report))
     return _DOES_NOT_FIT if report.fits is False else 0
 
 
 def report_of(request: MemoryRequest) -> MemoryReport:
     """The plan that the arguments ask for."""
-    demand, beside = request.demand, ""
-    if isinstance(demand, VideoDemand):
-        spec = demand.spec
-        per_token = spec.num_layers * spec.row_format.shard(demand.tp).bytes_per_row
-        per_sequence = spec.num_bytes(demand.tp) // spec.batch
+    requirement, beside = request.requirement, ""
+    if isinstance(requirement, VideoRequirement):
+        spec = requirement.spec
+        per_token = spec.num_layers * spec.row_format.shard(requirement.tp).bytes_per_row
+        per_sequence = spec.num_bytes(requirement.tp) // spec.batch
         frames = f"{spec.capacity_frames} latent frames of {spec.frame_tokens:,} tokens"
         what = f"batch {spec.batch}, {frames}"
-        if demand.plan_id in WITHOUT_DECODER:
+        if requirement.plan_id in WITHOUT_DECODER:
             beside = (
-                f"rank0 of {demand.plan_id} generates nothing; it holds the text encoder and the "
-                "autoencoder"
+                f"rank0 of {requirement.plan_id} generates nothing; it holds the text encoder and "
+                "the autoencoder"
             )
     else:
-        domain = demand.domain
-        per_token = domain.spec.bytes_per_token(demand.tp)
-        per_sequence = demand.bytes_per_sequence
-        what = f"models {demand.num_domains}, batch {domain.batch} of {domain.max_tokens:,} tokens"
+        domain = requirement.domain
+        per_token = domain.spec.bytes_per_token(requirement.tp)
+        per_sequence = requirement.bytes_per_sequence
+        batch = f"batch {domain.batch} of {domain.max_tokens:,} tokens"
+        what = f"models {requirement.num_domains}, {batch}"
     available = request.available_bytes
     return MemoryReport(
-        title=f"{request.model}, {what}, tp {demand.tp}",
-        plan=demand.plan(),
+        title=f"{request.model}, {what}, tp {requirement.tp}",
+        plan=requirement.plan(),
         bytes_per_token=per_token,
         bytes_per_sequence=per_sequence,
         available_bytes=available,
-        changes=() if available is None else fitting_changes(demand, available),
-        knobs=tuple(dict.fromkeys(knob.flag for knob in demand.knobs() if knob.settings)),
+        changes=() if available is None else fitting_changes(requirement, available),
+        options=tuple(
+            dict.fromkeys(option.flag for option in requirement.options() if option.values)
+        ),
         beside=beside,
     )
 
@@ -105,8 +108,10 @@ def table(report: MemoryReport) -> str:
         one_of = "any one of: " if len(report.changes) > 1 else ""
         lines.append(f"fits with {one_of}{'; '.join(report.changes)}")
     elif report.fits is False:
-        knobs = " or ".join(report.knobs)
-        lines.append(f"no change of {knobs} makes it fit" if knobs else "nothing can be changed")
+        options = " or ".join(report.options)
+        lines.append(
+            f"no change of {options} makes it fit" if options else "nothing can be changed"
+        )
     return "\n".join(lines)
 
 

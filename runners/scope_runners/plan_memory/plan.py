@@ -35,7 +35,7 @@ class MemoryLine:
     """How the number comes about, for a reader."""
     is_estimate: bool = False
     is_known: bool = True
-    """Whether anybody said what it takes; if not, it is counted as nothing."""
+    """Whether its size is known; if not, it is counted as 0."""
 
 
 RUNTIME = MemoryLine(
@@ -69,49 +69,49 @@ class MemoryPlan:
         return self.num_bytes <= available_bytes
 
 
-class Demand(Protocol):
+class Requirement(Protocol):
     """Something that could be run: what it needs, and what could be changed about it."""
 
     def plan(self) -> MemoryPlan:
         """Bytes of one rank."""
         ...
 
-    def knobs(self) -> Iterable["Knob"]:
+    def options(self) -> Iterable["Option"]:
         """All that can be changed."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knob:
-    """One thing that can be changed, ever further: each setting needs less than the one before."""
+class Option:
+    """One thing that can be changed, ever further: each value needs less than the one before."""
 
     flag: str
-    settings: Sequence[Any]
+    values: Sequence[Any]
     """As they are typed behind `flag`."""
-    turned: Callable[[Any], Demand]
+    changed_to: Callable[[Any], Requirement]
 
     def fitting(self, available_bytes: int) -> str | None:
         """The smallest change that fits, as typed."""
         first = bisect_left(
-            self.settings,
+            self.values,
             True,
-            key=lambda setting: self.turned(setting).plan().fits(available_bytes),
+            key=lambda value: self.changed_to(value).plan().fits(available_bytes),
         )
-        return f"{self.flag} {self.settings[first]}" if first < len(self.settings) else None
+        return f"{self.flag} {self.values[first]}" if first < len(self.values) else None
 
 
-def fitting_changes(demand: Demand, available_bytes: int) -> tuple[str, ...]:
-    """The smallest change of each knob that makes `demand` fit: any one of them is enough.
+def fitting_changes(requirement: Requirement, available_bytes: int) -> tuple[str, ...]:
+    """The smallest change of each option that makes `requirement` fit: any one of them is enough.
 
-    Where no change alone is, the first knob is turned as far as it goes, and each answer begins
-    with that. Empty where `demand` fits already, or nothing helps.
+    Where no change alone is, the first option is changed as far as it goes, and each answer begins
+    with that. Empty where `requirement` fits already, or nothing helps.
     """
-    if demand.plan().fits(available_bytes):
+    if requirement.plan().fits(available_bytes):
         return ()
-    knobs = [knob for knob in demand.knobs() if knob.settings]
-    found = [knob.fitting(available_bytes) for knob in knobs]
-    if any(found) or not knobs:
+    options = [option for option in requirement.options() if option.values]
+    found = [option.fitting(available_bytes) for option in options]
+    if any(found) or not options:
         return tuple(text for text in found if text)
-    knob, furthest = knobs[0], knobs[0].settings[-1]
-    more = fitting_changes(knob.turned(furthest), available_bytes)
-    return tuple(f"{knob.flag} {furthest} {text}" for text in more)
+    option, furthest = options[0], options[0].values[-1]
+    more = fitting_changes(option.changed_to(furthest), available_bytes)
+    return tuple(f"{option.flag} {furthest} {text}" for text in more)

@@ -174,10 +174,10 @@ def _row_formats(
         rank, rope_dim = size_in(raw, "kv_lora_rank"), size_in(raw, "qk_rope_head_dim")
         rows = RowFormat.latent(rank=rank, rope_dim=rope_dim, dtype=dtype)
     else:
-        is_told = raw.get("head_dim") is not None
+        is_written = raw.get("head_dim") is not None
         head_dim = (
             size_in(raw, "head_dim")
-            if is_told
+            if is_written
             else size_in(raw, "hidden_size", least=heads) // heads
         )
         is_grouped = raw.get("num_key_value_heads") is not None

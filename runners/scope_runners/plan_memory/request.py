@@ -1,4 +1,4 @@
-"""What a person typed becomes a demand, or one sentence that says why it cannot."""
+"""What a person typed becomes a requirement, or one sentence that says why it cannot."""
 
 import argparse
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from scope_runners.plan_memory.arguments import DEFAULT_MODEL
 from scope_runners.plan_memory.gpus import gpu_named
 from scope_runners.plan_memory.model_size import WanSize
 from scope_runners.plan_memory.presets import LanguageModel, VideoModel, frame_tokens, model_at
-from scope_runners.plan_memory.serving import ServingDemand
-from scope_runners.plan_memory.video import VideoDemand
+from scope_runners.plan_memory.serving import ServingRequirement
+from scope_runners.plan_memory.video import VideoRequirement
 
 DEFAULT_LENGTH = 8192
 WITHOUT_DECODER = (PlanId.PP0, PlanId.PP1)
@@ -45,25 +45,25 @@ class MemoryRequest:
     """One rank of what was asked for, and the memory it may take."""
 
     model: str
-    demand: VideoDemand | ServingDemand
+    requirement: VideoRequirement | ServingRequirement
     available_bytes: int | None
 
     @classmethod
-    def typed(cls, namespace: argparse.Namespace) -> Self:
+    def from_arguments(cls, namespace: argparse.Namespace) -> Self:
         """The request that the arguments make.
 
         Raises:
             UserInputError: they contradict each other, or name nothing we know.
         """
         model = _model(namespace)
-        demand = (
+        requirement = (
             _video(model, namespace)
             if isinstance(model, VideoModel)
             else _serving(model, namespace)
         )
         return cls(
             model=namespace.model or ("sizes as given" if namespace.layers else DEFAULT_MODEL),
-            demand=demand,
+            requirement=requirement,
             available_bytes=_available(namespace),
         )
 
@@ -121,7 +121,7 @@ def _from_sizes(namespace: argparse.Namespace, given: Sequence[str]) -> VideoMod
     return LanguageModel(spec=spec, query_heads=namespace.heads)
 
 
-def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
+def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoRequirement:
     plan_id = namespace.plan or PlanId.SINGLE
     Topology(plan_id=plan_id, tp_degree=namespace.tp)  # refuses a degree that the plan cannot have
     height, width = namespace.height or model.height, namespace.width or model.width
@@ -146,7 +146,7 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
         codec=choice.codec,
     )
     others = 0 if plan_id in WITHOUT_DECODER else model.other_weights
-    return VideoDemand(
+    return VideoRequirement(
         size=model.size,
         spec=spec,
         tp=namespace.tp,
@@ -156,7 +156,7 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoDemand:
     )
 
 
-def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingDemand:
+def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingRequirement:
     spec = replace(model.spec, row_format=_stored(model.spec.row_format, namespace.kv_cache))
     if namespace.mamba2 is not None:
         if not spec.other_layers:
@@ -171,7 +171,7 @@ def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingDema
         batch=namespace.batch,
         max_tokens=namespace.length or DEFAULT_LENGTH,
     )
-    return ServingDemand(
+    return ServingRequirement(
         domain=domain,
         num_domains=namespace.models or 1,
         tp=namespace.tp,

@@ -8,14 +8,14 @@ from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.domains import CacheDomain
 from scope_rt.lm.specs.row_storage import Contiguous, Evicting, Paged, RowCount, RowStorage
-from scope_runners.plan_memory.plan import FEWER_BITS, RUNTIME, Knob, MemoryLine, MemoryPlan
+from scope_runners.plan_memory.plan import FEWER_BITS, RUNTIME, MemoryLine, MemoryPlan, Option
 
 _LEAST_TOKENS = 256
-"""Nobody is told to serve shorter sequences, or to keep fewer rows of them."""
+"""The advice never goes below: shorter sequences, or fewer rows of them, serve nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServingDemand:
+class ServingRequirement:
     """One rank that serves `num_domains` language models of one shape.
 
     Their contiguous caches are their own; their blocks come from one pool. Raises `UserInputError`
@@ -26,10 +26,10 @@ class ServingDemand:
     num_domains: int
     tp: int
     weights_bytes: int
-    """Of one model, over all ranks; 0 where nobody said."""
+    """Of one model, over all ranks; 0 where unknown."""
     storage: RowStorage = field(default_factory=Contiguous)
     query_heads: int | None = None
-    """Of one model, over all ranks; None where nobody said."""
+    """Of one model, over all ranks; None where unknown."""
 
     def __post_init__(self) -> None:
         if self.num_domains < 1:
@@ -55,7 +55,7 @@ class ServingDemand:
         attending = (*self._working(), *self._mask(), *self._probabilities())
         return MemoryPlan(lines=(*counted, *attending, RUNTIME))
 
-    def knobs(self) -> Iterable[Knob]:
+    def options(self) -> Iterable[Option]:
         """TP degree, bits of the cache, blocks, rows that stay, tokens at once, length, batch."""
         return (
             self._more_ranks(),
@@ -84,7 +84,7 @@ class ServingDemand:
             num_bytes=self.num_domains * self.weights_bytes // self.tp,
             because=f"{_count(self.num_domains, 'model')}, shared by {_count(self.tp, 'rank')}"
             if self.weights_bytes
-            else "not known: nobody said how large a model is",
+            else "not known: give --weights-gib, or a folder with weights",
             is_estimate=self.tp > 1,
             is_known=self.weights_bytes > 0,
         )
@@ -170,7 +170,7 @@ class ServingDemand:
             return
         name, tokens = "attention weights", self.domain.max_tokens
         if self.query_heads is None:
-            because = "not known: nobody said how many heads attend"
+            because = "not known without the number of heads; give a model folder"
             yield MemoryLine(
                 name=name, num_bytes=0, because=because, is_estimate=True, is_known=False
             )
@@ -187,19 +187,19 @@ class ServingDemand:
             is_estimate=True,
         )
 
-    def _more_ranks(self) -> Knob:
+    def _more_ranks(self) -> Option:
         """Degrees up to 64 by powers of two; latents stay whole, weights are shared."""
         changed = {}
         for tp in (2, 4, 8, 16, 32, 64):
             try:
-                demand = replace(self, tp=tp)
+                requirement = replace(self, tp=tp)
             except UserInputError:
                 continue  # the heads do not divide
-            if tp > self.tp and demand.plan().num_bytes < self.plan().num_bytes:
-                changed[tp] = demand
-        return Knob(flag="--tp", settings=list(changed), turned=changed.__getitem__)
+            if tp > self.tp and requirement.plan().num_bytes < self.plan().num_bytes:
+                changed[tp] = requirement
+        return Option(flag="--tp", values=list(changed), changed_to=changed.__getitem__)
 
-    def _fewer_bits(self) -> Knob:
+    def _fewer_bits(self) -> Option:
         changed = {}
         for codec in FEWER_BITS[self.domain.spec.row_format.codec]:
             try:
@@ -207,53 +207,53 @@ class ServingDemand:
             except UserInputError:
                 continue  # a latent is not quantized
             spec = replace(self.domain.spec, row_format=row_format)
-            demand = replace(self, domain=replace(self.domain, spec=spec))
-            changed[f"{self.storage.encoded}:{codec}"] = demand
-        return Knob(flag="--kv-cache", settings=list(changed), turned=changed.__getitem__)
+            requirement = replace(self, domain=replace(self.domain, spec=spec))
+            changed[f"{self.storage.encoded}:{codec}"] = requirement
+        return Option(flag="--kv-cache", values=list(changed), changed_to=changed.__getitem__)
 
-    def _blocks(self) -> Knob:
+    def _blocks(self) -> Option:
         """Only blocks leave with a window; what is contiguous has room for all tokens."""
         spec, codec = self.domain.spec, self.domain.spec.row_format.codec
         is_worth_it = isinstance(self.storage, Contiguous) and any(spec.windows)
         name = Paged.lossless if codec is CodecKind.IDENTITY else f"{Paged.encoded}:{codec}"
-        return Knob(
+        return Option(
             flag="--kv-cache",
-            settings=[name] if is_worth_it else [],
-            turned=lambda _: replace(self, storage=Paged()),
+            values=[name] if is_worth_it else [],
+            changed_to=lambda _: replace(self, storage=Paged()),
         )
 
-    def _fewer_rows(self) -> Knob:
+    def _fewer_rows(self) -> Option:
         storage = self.storage
         if not isinstance(storage, Evicting):
-            return Knob(flag="--keep", settings=(), turned=lambda _: self)
-        return Knob(
+            return Option(flag="--keep", values=(), changed_to=lambda _: self)
+        return Option(
             flag="--keep",
-            settings=range(min(storage.keep, self.domain.max_tokens) - 1, _LEAST_TOKENS - 1, -1),
-            turned=lambda rows: replace(self, storage=replace(storage, keep=rows)),
+            values=range(min(storage.keep, self.domain.max_tokens) - 1, _LEAST_TOKENS - 1, -1),
+            changed_to=lambda rows: replace(self, storage=replace(storage, keep=rows)),
         )
 
-    def _shorter_feeds(self) -> Knob:
+    def _shorter_feeds(self) -> Option:
         storage = self.storage
         if not isinstance(storage, Evicting):
-            return Knob(flag="--prefill-chunk", settings=(), turned=lambda _: self)
-        return Knob(
+            return Option(flag="--prefill-chunk", values=(), changed_to=lambda _: self)
+        return Option(
             flag="--prefill-chunk",
-            settings=range(storage.fed_at_once(self.domain.max_tokens) - 1, 0, -1),
-            turned=lambda tokens: replace(self, storage=replace(storage, prefill_chunk=tokens)),
+            values=range(storage.fed_at_once(self.domain.max_tokens) - 1, 0, -1),
+            changed_to=lambda tokens: replace(self, storage=replace(storage, prefill_chunk=tokens)),
         )
 
-    def _lengths(self) -> Knob:
-        return Knob(
+    def _lengths(self) -> Option:
+        return Option(
             flag="--length",
-            settings=range(self.domain.max_tokens - 1, _LEAST_TOKENS - 1, -1),
-            turned=lambda tokens: replace(self, domain=replace(self.domain, max_tokens=tokens)),
+            values=range(self.domain.max_tokens - 1, _LEAST_TOKENS - 1, -1),
+            changed_to=lambda tokens: replace(self, domain=replace(self.domain, max_tokens=tokens)),
         )
 
-    def _batches(self) -> Knob:
-        return Knob(
+    def _batches(self) -> Option:
+        return Option(
             flag="--batch",
-            settings=range(self.domain.batch - 1, 0, -1),
-            turned=lambda batch: replace(self, domain=replace(self.domain, batch=batch)),
+            values=range(self.domain.batch - 1, 0, -1),
+            changed_to=lambda batch: replace(self, domain=replace(self.domain, batch=batch)),
         )
 
 

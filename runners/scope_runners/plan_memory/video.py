@@ -8,11 +8,11 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_rt.kv_cache.row_view import view_bytes
 from scope_runners.plan_memory.model_size import WanSize
-from scope_runners.plan_memory.plan import FEWER_BITS, RUNTIME, Knob, MemoryLine, MemoryPlan
+from scope_runners.plan_memory.plan import FEWER_BITS, RUNTIME, MemoryLine, MemoryPlan, Option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VideoDemand:
+class VideoRequirement:
     """One generator rank of a stream. `frame_tokens`, window and codec stand in `spec`.
 
     Raises `UserInputError` when the heads cannot be shared evenly.
@@ -60,7 +60,7 @@ class VideoDemand:
             )
         return MemoryPlan(lines=(*lines, *self._working(), RUNTIME))
 
-    def knobs(self) -> Iterable[Knob]:
+    def options(self) -> Iterable[Option]:
         """TP degree, bits of the cache, window, batch."""
         return (self._more_ranks(), self._fewer_bits(), self._windows(), self._batches())
 
@@ -85,20 +85,20 @@ class VideoDemand:
                 is_estimate=True,
             )
 
-    def _more_ranks(self) -> Knob:
+    def _more_ranks(self) -> Option:
         heads, ffn_dim = self.size.num_attention_heads, self.size.ffn_dim
         degrees = [n for n in range(self.tp + 1, heads + 1) if heads % n == 0 and ffn_dim % n == 0]
-        return Knob(
+        return Option(
             flag=f"--plan {PlanId.TP_V1_1} --tp" if self.plan_id is PlanId.SINGLE else "--tp",
-            settings=degrees,
-            turned=lambda tp: replace(
+            values=degrees,
+            changed_to=lambda tp: replace(
                 self,
                 tp=tp,
                 plan_id=PlanId.TP_V1_1 if self.plan_id is PlanId.SINGLE else self.plan_id,
             ),
         )
 
-    def _fewer_bits(self) -> Knob:
+    def _fewer_bits(self) -> Option:
         kind = CacheKind.QUANTIZED if self.spec.kind is CacheKind.RING else self.spec.kind
         changed = {}
         for codec in FEWER_BITS[self.spec.codec]:
@@ -107,9 +107,9 @@ class VideoDemand:
             except UserInputError:
                 continue  # this kind, or this head_dim, does not take the codec
             changed[str(CacheChoice(kind=kind, codec=codec))] = replace(self, spec=spec)
-        return Knob(flag="--kv-cache", settings=list(changed), turned=changed.__getitem__)
+        return Option(flag="--kv-cache", values=list(changed), changed_to=changed.__getitem__)
 
-    def _windows(self) -> Knob:
+    def _windows(self) -> Option:
         changed = {}
         for frames in range(self.spec.window_frames - 1, self.spec.block_frames - 1, -1):
             try:
@@ -117,13 +117,13 @@ class VideoDemand:
             except UserInputError:
                 break  # too short for heavy hitters
             changed[frames] = replace(self, spec=spec)
-        return Knob(flag="--window", settings=list(changed), turned=changed.__getitem__)
+        return Option(flag="--window", values=list(changed), changed_to=changed.__getitem__)
 
-    def _batches(self) -> Knob:
-        return Knob(
+    def _batches(self) -> Option:
+        return Option(
             flag="--batch",
-            settings=range(self.spec.batch - 1, 0, -1),
-            turned=lambda batch: replace(self, spec=replace(self.spec, batch=batch)),
+            values=range(self.spec.batch - 1, 0, -1),
+            changed_to=lambda batch: replace(self, spec=replace(self.spec, batch=batch)),
         )
 
 

@@ -2,14 +2,14 @@
 
 from scope_runners.plan_memory.arguments import add_plan_memory_arguments
 from scope_runners.plan_memory.request import MemoryRequest
-from scope_runners.plan_memory.serving import ServingDemand
+from scope_runners.plan_memory.serving import ServingRequirement
 from scope_runners.request import CommandParser
 
 
-def demanded(arguments: str) -> ServingDemand:
-    """The demand of a language model."""
+def required(arguments: str) -> ServingRequirement:
+    """The requirement of a language model."""
     parser = CommandParser()
     add_plan_memory_arguments(parser)
-    demand = MemoryRequest.typed(parser.parse_args(arguments.split())).demand
-    assert isinstance(demand, ServingDemand)
-    return demand
+    requirement = MemoryRequest.from_arguments(parser.parse_args(arguments.split())).requirement
+    assert isinstance(requirement, ServingRequirement)
+    return requirement

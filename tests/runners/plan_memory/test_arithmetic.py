@@ -1,4 +1,4 @@
-"""Known figures follow from sizes alone, and what does not fit is told what to change."""
+"""Known figures follow from sizes alone, and the advice says what to change."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ from scope_rt.lm.specs.state_format import StateFormat
 from scope_runners.plan_memory.gpus import GPUS, gpu_named
 from scope_runners.plan_memory.model_size import WanSize
 from scope_runners.plan_memory.plan import fitting_changes
-from scope_runners.plan_memory.serving import ServingDemand
-from scope_runners.plan_memory.video import VideoDemand
+from scope_runners.plan_memory.serving import ServingRequirement
+from scope_runners.plan_memory.video import VideoRequirement
 
 GB = 10**9
 MLA_ROWS = RowFormat.latent(rank=512, rope_dim=64, dtype=DType.BFLOAT16)
@@ -37,7 +37,7 @@ def specialists(rows: RowFormat, number: int) -> list[CacheDomain]:
     ]
 
 
-def video(*, tp: int = 1, window: int = 21, batch: int = 1) -> VideoDemand:
+def video(*, tp: int = 1, window: int = 21, batch: int = 1) -> VideoRequirement:
     spec = KVCacheSpec(
         num_layers=40,
         num_heads=40,
@@ -49,7 +49,7 @@ def video(*, tp: int = 1, window: int = 21, batch: int = 1) -> VideoDemand:
         dtype=DType.BFLOAT16,
         block_frames=3,
     )
-    return VideoDemand(size=WAN_14B, spec=spec, tp=tp, text_len=512, plan_id=PlanId.PP0)
+    return VideoRequirement(size=WAN_14B, spec=spec, tp=tp, text_len=512, plan_id=PlanId.PP0)
 
 
 @pytest.mark.parametrize(
@@ -117,25 +117,27 @@ def test_latents_are_whole_on_every_rank_and_full_heads_are_shared() -> None:
     assert hybrid(MHA_ROWS).bytes_per_token(8) * 8 == hybrid(MHA_ROWS).bytes_per_token(1)
 
 
-def serving(rows: RowFormat, *, batch: int = 8, weights_bytes: int = 0) -> ServingDemand:
+def serving(rows: RowFormat, *, batch: int = 8, weights_bytes: int = 0) -> ServingRequirement:
     domain = CacheDomain(name="model", spec=hybrid(rows), batch=batch, max_tokens=8192)
-    return ServingDemand(domain=domain, num_domains=8, tp=1, weights_bytes=weights_bytes)
+    return ServingRequirement(domain=domain, num_domains=8, tp=1, weights_bytes=weights_bytes)
 
 
 def test_paged_rows_come_in_whole_blocks() -> None:
-    demand = serving(MLA_ROWS)
+    requirement = serving(MLA_ROWS)
     odd = replace(
-        demand, domain=replace(demand.domain, max_tokens=8185), storage=Paged(block_size=256)
+        requirement,
+        domain=replace(requirement.domain, max_tokens=8185),
+        storage=Paged(block_size=256),
     )
-    zero_block = 256 * demand.domain.spec.row_bytes(1)
-    assert odd.plan().bytes_of("cache") == demand.plan().bytes_of("cache") + zero_block
+    zero_block = 256 * requirement.domain.spec.row_bytes(1)
+    assert odd.plan().bytes_of("cache") == requirement.plan().bytes_of("cache") + zero_block
 
 
 def test_what_fits_needs_no_change() -> None:
     assert fitting_changes(video(window=6), 80 * GB) == ()
 
 
-def test_each_knob_is_turned_no_further_than_needed() -> None:
+def test_each_option_is_changed_no_further_than_needed() -> None:
     needed = video().plan().num_bytes
     assert fitting_changes(video(), needed - GB) == (
         "--tp 2",
@@ -149,19 +151,19 @@ def test_each_knob_is_turned_no_further_than_needed() -> None:
 
 @given(st.integers(5, 110))
 def test_every_answer_fits_and_a_smaller_window_would_not_have_been_needed(gigabytes: int) -> None:
-    demand, room = video(), gigabytes * GB
-    changes = fitting_changes(demand, room)
-    if demand.plan().fits(room):
+    requirement, room = video(), gigabytes * GB
+    changes = fitting_changes(requirement, room)
+    if requirement.plan().fits(room):
         assert changes == ()
     for change in changes:
         words = dict(zip(change.split()[::2], change.split()[1::2], strict=True))
         tp = int(words.get("--tp", 1))
-        spec = demand.spec
+        spec = requirement.spec
         if "--kv-cache" in words:
             kind, codec = words["--kv-cache"].split(":")
             spec = replace(spec, kind=CacheKind(kind), codec=CodecKind(codec))
         window = int(words.get("--window", spec.window_frames))
-        done = replace(demand, tp=tp, spec=replace(spec, window_frames=window))
+        done = replace(requirement, tp=tp, spec=replace(spec, window_frames=window))
         assert done.plan().fits(room)
         if "--window" in words and window < 21:
             one_more = replace(done, spec=replace(done.spec, window_frames=window + 1))
@@ -182,20 +184,22 @@ def test_where_one_change_is_not_enough_the_answer_names_several() -> None:
 
 @pytest.mark.parametrize("storage", [Contiguous(), Paged(block_size=256)])
 def test_a_length_is_cut_no_further_than_needed(storage: RowStorage) -> None:
-    demand = replace(serving(MHA_ROWS), storage=storage)
-    (change,) = [c for c in fitting_changes(demand, 70 * GB) if c.startswith("--length")]
+    requirement = replace(serving(MHA_ROWS), storage=storage)
+    (change,) = [c for c in fitting_changes(requirement, 70 * GB) if c.startswith("--length")]
     length = int(change.split()[1])
 
     def fits(tokens: int) -> bool:
         return (
-            replace(demand, domain=replace(demand.domain, max_tokens=tokens)).plan().fits(70 * GB)
+            replace(requirement, domain=replace(requirement.domain, max_tokens=tokens))
+            .plan()
+            .fits(70 * GB)
         )
 
     assert fits(length)
     assert not fits(length + 1)
 
 
-def test_a_stream_of_one_process_is_told_the_plan_that_shares_heads() -> None:
+def test_advice_for_a_stream_of_one_process_names_the_plan_that_shares_heads() -> None:
     alone = replace(video(), plan_id=PlanId.SINGLE)
     assert fitting_changes(alone, alone.plan().num_bytes - GB)[0] == "--plan tp_v1_1 --tp 2"
 
@@ -205,7 +209,7 @@ def test_quantized_rows_that_keep_all_bits_are_refused() -> None:
         replace(video().spec, kind=CacheKind.QUANTIZED)
 
 
-def test_a_latent_is_never_told_to_quantize() -> None:
+def test_no_advice_quantizes_a_latent() -> None:
     changes = fitting_changes(serving(MLA_ROWS), 8 * GB)
     assert changes
     assert not any("quantized" in change for change in changes)

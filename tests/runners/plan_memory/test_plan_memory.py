@@ -22,10 +22,10 @@ from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_runners.main import main
 from scope_runners.plan_memory.arguments import add_plan_memory_arguments
 from scope_runners.plan_memory.request import MemoryRequest
-from scope_runners.plan_memory.serving import ServingDemand
-from scope_runners.plan_memory.video import VideoDemand
+from scope_runners.plan_memory.serving import ServingRequirement
+from scope_runners.plan_memory.video import VideoRequirement
 from scope_runners.request import CommandParser
-from tests.runners.plan_memory.plan_requests import demanded
+from tests.runners.plan_memory.plan_requests import required
 
 CPU = torch.device("cpu")
 
@@ -91,11 +91,11 @@ def test_what_is_planned_for_the_embedded_model_is_what_is_allocated(kind: str) 
     parser = CommandParser()
     add_plan_memory_arguments(parser)
     typed = ["--model", EMBEDDED, "--dtype", "float32", "--kv-cache", kind]
-    demand = MemoryRequest.typed(parser.parse_args(typed)).demand
-    assert isinstance(demand, VideoDemand)
+    requirement = MemoryRequest.from_arguments(parser.parse_args(typed)).requirement
+    assert isinstance(requirement, VideoRequirement)
     choice = CacheChoice.named(kind)
-    assert (demand.spec.kind, demand.spec.codec) == (choice.kind, choice.codec)
-    plan, cache = demand.plan(), open_frame_cache(demand.spec, device=CPU)
+    assert (requirement.spec.kind, requirement.spec.codec) == (choice.kind, choice.codec)
+    plan, cache = requirement.plan(), open_frame_cache(requirement.spec, device=CPU)
     assert plan.bytes_of("cache") == cache.num_bytes
     folder = ModelFolder.open(EMBEDDED)
     model = folder.transformer(SoloCollectives(), dtype=torch.float32, device=CPU)
@@ -125,7 +125,7 @@ def test_states_are_shared_by_the_ranks(capsys: pytest.CaptureFixture[str]) -> N
     assert one == 4 * four
 
 
-def test_states_that_nobody_told_are_a_line_that_says_so(
+def test_states_that_were_not_given_are_a_line_that_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["plan-memory", "--model", "mla-52", "--json"])
@@ -148,14 +148,14 @@ WINDOWED = HYBRID | {
 }
 
 
-def stored(demand: ServingDemand, layers: AttnLayerMap) -> PagedStore:
+def stored(requirement: ServingRequirement, layers: AttnLayerMap) -> PagedStore:
     """One pool for every sequence of every model, sized by the store's own count."""
-    storage, domain = demand.storage, demand.domain
+    storage, domain = requirement.storage, requirement.domain
     assert isinstance(storage, Paged)
 
     def of(num_blocks: int) -> PagedStore:
         return PagedStore(
-            domain.spec.row_format.shard(demand.tp),
+            domain.spec.row_format.shard(requirement.tp),
             layers=layers,
             num_blocks=num_blocks,
             block_size=storage.block_size,
@@ -165,7 +165,7 @@ def stored(demand: ServingDemand, layers: AttnLayerMap) -> PagedStore:
         )
 
     a_sequence = of(1).most_blocks(domain.max_tokens, at_once=storage.prefill_chunk)
-    return of(demand.num_domains * domain.batch * a_sequence)
+    return of(requirement.num_domains * domain.batch * a_sequence)
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "quantized:int8", "paged", "paged:int8"])
@@ -177,31 +177,31 @@ def test_what_is_planned_for_serving_is_what_is_allocated(
     (tmp_path / "config.json").write_text(json.dumps(config))
     sizes = f"--model {tmp_path} --mamba2 4x8x8x2x4 --batch 3 --length 100"
     pages = "--block-size 4 --prefill-chunk 16" if "paged" in kind else ""
-    demand = demanded(f"{sizes} --dtype float32 --tp {tp} --kv-cache {kind} {pages}")
-    plan, spec = demand.plan(), demand.domain.spec
+    requirement = required(f"{sizes} --dtype float32 --tp {tp} --kv-cache {kind} {pages}")
+    plan, spec = requirement.plan(), requirement.domain.spec
     layers = AttnLayerMap(num_layers=3, attention_layers=(0, 2))
-    domains = CacheDomains(demand.domain.num_bytes(tp), tp_degree=tp)
-    opened = domains.open(demand.domain, layers=layers, device=CPU)
+    domains = CacheDomains(requirement.domain.num_bytes(tp), tp_degree=tp)
+    opened = domains.open(requirement.domain, layers=layers, device=CPU)
     assert opened.states is not None
     assert plan.bytes_of("recurrent states") == opened.states.num_bytes
-    num_bytes = opened.rows.num_bytes if not pages else stored(demand, layers).rows.num_bytes
+    num_bytes = opened.rows.num_bytes if not pages else stored(requirement, layers).rows.num_bytes
     assert plan.bytes_of("cache") == num_bytes
     assert spec.row_format.codec == (CodecKind.INT8 if "int8" in kind else CodecKind.IDENTITY)
 
 
 def test_models_side_by_side_take_their_blocks_from_one_pool() -> None:
     sizes = "--layers 2 --heads 2 --head-dim 8 --batch 3 --length 100 --kv-cache paged"
-    one, eight = demanded(sizes), demanded(f"{sizes} --models 8")
+    one, eight = required(sizes), required(f"{sizes} --models 8")
     layers = AttnLayerMap.all_of(2)
-    for demand in (one, eight):
-        store, num_bytes = stored(demand, layers), demand.plan().bytes_of("cache")
+    for requirement in (one, eight):
+        store, num_bytes = stored(requirement, layers), requirement.plan().bytes_of("cache")
         assert num_bytes == store.rows.num_bytes
-        rows, windows = demand.domain.spec.row_format, demand.domain.spec.layer_windows
+        rows, windows = requirement.domain.spec.row_format, requirement.domain.spec.layer_windows
         assert store.pool.num_blocks == num_blocks_in(
             num_bytes, rows, windows=windows, block_size=16
         ), "a budget as planned buys these blocks"
     zero_block = 16 * one.domain.spec.row_bytes(1)
-    cached = [demand.plan().bytes_of("cache") for demand in (one, eight)]
+    cached = [requirement.plan().bytes_of("cache") for requirement in (one, eight)]
     assert cached[1] - zero_block == 8 * (cached[0] - zero_block)
 
 
@@ -210,9 +210,9 @@ def test_sequences_with_windows_grow_to_their_length_in_the_blocks_that_were_pla
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(WINDOWED))
     given = f"--model {tmp_path} --batch 2 --length 100 --kv-cache paged"
-    demand = demanded(f"{given} --block-size 4 --prefill-chunk 10")
-    store = stored(demand, AttnLayerMap(num_layers=3, attention_layers=(0, 2)))
-    assert demand.plan().bytes_of("cache") == store.rows.num_bytes
+    requirement = required(f"{given} --block-size 4 --prefill-chunk 10")
+    store = stored(requirement, AttnLayerMap(num_layers=3, attention_layers=(0, 2)))
+    assert requirement.plan().bytes_of("cache") == store.rows.num_bytes
     cache = PagedCache(store, [store.start() for _ in range(2)])
     rows = torch.zeros(2, 10, 4, 16, dtype=torch.bfloat16)
     most = 0
@@ -228,7 +228,7 @@ def test_sequences_with_windows_grow_to_their_length_in_the_blocks_that_were_pla
 
 def test_a_paged_plan_takes_chunks_and_blocks_as_the_decode_loop_does() -> None:
     assert signature(DecodeLoop).parameters["prefill_chunk"].default == PREFILL_CHUNK
-    assert demanded("--model mha-52 --kv-cache paged").storage == Paged(
+    assert required("--model mha-52 --kv-cache paged").storage == Paged(
         block_size=16, prefill_chunk=PREFILL_CHUNK
     )
 
@@ -250,7 +250,7 @@ def test_advice_keeps_pages_and_is_taken_as_it_is_typed(
 
 @pytest.mark.parametrize(("given", "advised"), [("contiguous", ""), ("quantized:int8", ":int8")])
 @pytest.mark.parametrize("is_windowed", [True, False], ids=["windows", "no windows"])
-def test_layers_with_windows_are_told_of_blocks_which_they_give_back(
+def test_advice_for_layers_with_windows_is_blocks_which_they_give_back(
     given: str, advised: str, is_windowed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kinds = ["sliding_attention" if is_windowed else "full_attention"] * 11 + ["full_attention"]
@@ -267,7 +267,7 @@ def test_layers_with_windows_are_told_of_blocks_which_they_give_back(
 
 def test_models_side_by_side_have_weights_of_their_own() -> None:
     one, three = (
-        demanded(f"--layers 2 --heads 2 --head-dim 8 --weights-gib 1 --models {models}").plan()
+        required(f"--layers 2 --heads 2 --head-dim 8 --weights-gib 1 --models {models}").plan()
         for models in (1, 3)
     )
     assert (one.bytes_of("weights"), three.bytes_of("weights")) == (1 << 30, 3 << 30)

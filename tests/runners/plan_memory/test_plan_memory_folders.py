@@ -23,7 +23,7 @@ from scope_contracts.errors import UserInputError
 from scope_contracts.tensor_spec import DType
 from scope_runners.main import main
 from scope_runners.plan_memory.presets import LanguageModel, model_at
-from tests.runners.plan_memory.plan_requests import demanded
+from tests.runners.plan_memory.plan_requests import required
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 12, "num_attention_heads": 4, "head_dim": 16}
 WRITTEN: dict[str, Any] = {"layer_types": ["full_attention"] * 12}
@@ -246,4 +246,4 @@ def test_eviction_is_refused_where_windows_or_an_indexer_choose_rows(tmp_path: P
     ):
         (tmp_path / "config.json").write_text(json.dumps(entries))
         with pytest.raises(UserInputError, match=reason):
-            demanded(f"--model {tmp_path} --kv-cache h2o --keep 8")
+            required(f"--model {tmp_path} --kv-cache h2o --keep 8")

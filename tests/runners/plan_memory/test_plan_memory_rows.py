@@ -26,7 +26,7 @@ from scope_runners.main import main
 from scope_runners.plan_memory.plan import RUNTIME_BYTES
 from tests.lab.live_bytes import LiveBytes
 from tests.lm.eviction_models import LATENT, prompt, tiny_lm
-from tests.runners.plan_memory.plan_requests import demanded
+from tests.runners.plan_memory.plan_requests import required
 from tests.tiny_models import CPU
 
 EVICTION: dict[str, Any] = {"budget": 3, "n_sink": 2, "n_recent": 3, "evict_every": 4}
@@ -73,10 +73,10 @@ def test_what_is_planned_for_eviction_is_the_most_that_its_layers_hold(
         held.append(sum(layer.num_bytes for layer in cache.layers))
     name = "h2o" if codec is CodecKind.IDENTITY else f"h2o:{codec}"
     given = f"{sizes} --dtype {dtype} --batch 2 --length 30 --kv-cache {name} --keep {KEEP}"
-    demand = demanded(given)
-    plan = demand.plan()
+    requirement = required(given)
+    plan = requirement.plan()
     assert plan.bytes_of("cache") + plan.bytes_of("columns and scores") == max(held)
-    assert 2 * demand.bytes_per_sequence == max(held)
+    assert 2 * requirement.bytes_per_sequence == max(held)
 
 
 @pytest.mark.parametrize("codec", [CodecKind.IDENTITY, CodecKind.INT8, CodecKind.INT4])
@@ -169,7 +169,7 @@ def test_a_mask_grows_with_all_tokens_seen_as_is_planned(dtype: DType) -> None:
     fed, lengths = 48, (20_000, 40_000)
     sizes = f"{GROUPED_SIZES} --dtype {dtype} --batch 2 --kv-cache h2o --keep {KEEP}"
     short, long = (
-        demanded(f"{sizes} --prefill-chunk {fed} --length {length}").plan() for length in lengths
+        required(f"{sizes} --prefill-chunk {fed} --length {length}").plan() for length in lengths
     )
     grown = long.bytes_of("attention mask") - short.bytes_of("attention mask")
     assert grown == long.num_bytes - short.num_bytes, "nothing else grows"
@@ -183,14 +183,14 @@ def test_what_pages_show_of_windowed_layers_is_planned_as_it_is_gathered(tmp_pat
     config = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "sliding_window": 9}
     (tmp_path / "config.json").write_text(json.dumps(config))
     given = f"--model {tmp_path} --batch 2 --length 100 --kv-cache paged --block-size 4"
-    demand = demanded(f"{given} --prefill-chunk 10")
+    requirement = required(f"{given} --prefill-chunk 10")
     store = PagedStore(
-        demand.domain.spec.row_format,
+        requirement.domain.spec.row_format,
         layers=AttnLayerMap.all_of(2),
         num_blocks=30,
         block_size=4,
         device=CPU,
-        windows=demand.domain.spec.windows,
+        windows=requirement.domain.spec.windows,
     )
     cache, most = PagedCache(store, [store.start() for _ in range(2)]), 0
     new = torch.zeros(2, 10, 2, 8, dtype=torch.bfloat16)
@@ -202,13 +202,13 @@ def test_what_pages_show_of_windowed_layers_is_planned_as_it_is_gathered(tmp_pat
             cache.view(1)
         most = max(most, live.peak)
         cache.advance()
-    planned = demand.plan().bytes_of("view of one layer")
-    a_block = 2 * 4 * demand.domain.spec.row_format.bytes_per_row
+    planned = requirement.plan().bytes_of("view of one layer")
+    a_block = 2 * 4 * requirement.domain.spec.row_format.bytes_per_row
     assert 0 <= planned - most <= 2 * a_block
-    assert planned == 2 * 6 * 4 * demand.domain.spec.row_format.bytes_per_row, "not 100 rows"
+    assert planned == 2 * 6 * 4 * requirement.domain.spec.row_format.bytes_per_row, "not 100 rows"
 
 
-def test_eviction_is_told_to_feed_less_at_once_where_its_weights_do_not_fit(
+def test_advice_for_eviction_is_to_feed_less_at_once_where_its_weights_do_not_fit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = "plan-memory --model mha-52 --kv-cache h2o --keep 2048 --length 32768 --gpu-gib 24"
@@ -224,11 +224,11 @@ def test_eviction_is_told_to_feed_less_at_once_where_its_weights_do_not_fit(
     assert main([*given.split(), "--prefill-chunk", one_more]) == 1
 
 
-def test_heads_that_nobody_told_leave_attention_weights_unknown(
+def test_heads_that_were_not_given_leave_attention_weights_unknown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["plan-memory", *LATENT_SIZES.split(), "--kv-cache", "h2o", "--keep", "9"])
-    assert "not known: nobody said how many heads attend" in capsys.readouterr().out
+    assert "not known without the number of heads; give a model folder" in capsys.readouterr().out
 
 
 def test_rows_that_stay_are_cut_no_further_than_needed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,9 @@ from scope_lab.kv_bench.states import NUM_DOMAINS, Scale, measure_domains
 from scope_rt.lm.cache.domains import CacheDomains
 from scope_rt.lm.cache.layer_map import AttnLayerMap
 from scope_rt.lm.cache.state import StateCache
-from scope_runners.plan_memory.serving import ServingDemand
+from scope_runners.plan_memory.serving import ServingRequirement
 from tests.lab.live_bytes import LiveBytes
-from tests.runners.plan_memory.plan_requests import demanded
+from tests.runners.plan_memory.plan_requests import required
 
 CPU = torch.device("cpu")
 SIZES = "--layers 4 --attention-layers 1 --heads 4 --head-dim 16 --mamba2 8x32x64x2x4 --batch 8"
@@ -25,8 +25,8 @@ STATES = ("recurrent states", "new states of a span")
 def test_what_is_planned_for_states_is_the_most_that_a_step_holds(
     given: torch.dtype, counts: list[int], tp: int
 ) -> None:
-    demand = demanded(f"{SIZES} --dtype bfloat16 --tp {tp}")
-    plan, state_format = demand.plan(), demand.domain.spec.state_format
+    requirement = required(f"{SIZES} --dtype bfloat16 --tp {tp}")
+    plan, state_format = requirement.plan(), requirement.domain.spec.state_format
     assert state_format is not None
     shared = state_format.shard(tp)
     new = [torch.ones((8, *part.shape), dtype=given) for part in shared.parts]  # the model's own
@@ -42,27 +42,27 @@ def test_what_is_planned_for_states_is_the_most_that_a_step_holds(
 
 @pytest.mark.parametrize("models", [1, 8])
 def test_new_states_are_those_of_one_model_at_a_time(models: int) -> None:
-    demand = demanded(f"{SIZES} --models {models}")
-    held, new = map(demand.plan().bytes_of, STATES)
+    requirement = required(f"{SIZES} --models {models}")
+    held, new = map(requirement.plan().bytes_of, STATES)
     assert held == models * new
-    assert new == demand.domain.span_bytes() > 0
-    domains = CacheDomains(models * demand.domain.num_bytes())
+    assert new == requirement.domain.span_bytes() > 0
+    domains = CacheDomains(models * requirement.domain.num_bytes())
     layers = AttnLayerMap(num_layers=4, attention_layers=(3,))
     assert domains.span_bytes == 0
     for number in range(models):
-        domains.open(replace(demand.domain, name=str(number)), layers=layers, device=CPU)
+        domains.open(replace(requirement.domain, name=str(number)), layers=layers, device=CPU)
     assert domains.span_bytes == new
 
 
-def test_states_that_nobody_told_have_no_line_of_their_own_span() -> None:
-    demand = demanded("--model mla-52")
-    assert [line.name for line in demand.plan().lines].count("new states of a span") == 0
+def test_states_that_were_not_given_have_no_line_of_their_own_span() -> None:
+    requirement = required("--model mla-52")
+    assert [line.name for line in requirement.plan().lines].count("new states of a span") == 0
 
 
 def test_the_peak_of_the_benchmarks_domains_is_what_is_planned_for_models_side_by_side() -> None:
     scale = Scale(context=32, num_steps=1, rounds=1)
-    demand = ServingDemand(
+    requirement = ServingRequirement(
         domain=domain("any", scale.max_tokens), num_domains=NUM_DOMAINS, tp=1, weights_bytes=0
     )
     counted = ("cache", "index keys", *STATES)
-    assert measure_domains(scale).peak_bytes == sum(map(demand.plan().bytes_of, counted))
+    assert measure_domains(scale).peak_bytes == sum(map(requirement.plan().bytes_of, counted))
