@@ -6,9 +6,29 @@ from dataclasses import dataclass
 from typing import Self
 
 from scope_contracts.errors import UserInputError
+from scope_rt.environment_names import refuse_unknown_variables
 from scope_rt.tripwires import ALL_ARMED, Tripwires
 
 RECOMPUTE_NEVER = 999_999
+VARIABLES = frozenset(
+    {
+        "SCOPE_BRING_UP",
+        "SCOPE_DIGEST_EVERY",
+        "SCOPE_GROUP_TIMEOUT_S",
+        "SCOPE_HEARTBEAT_TIMEOUT_S",
+        "SCOPE_IDLE_TIMEOUT_S",
+        "SCOPE_KV_BIAS_BACKEND",
+        "SCOPE_KV_CACHE",
+        "SCOPE_KV_CACHE_RECOMPUTE_EVERY",
+        "SCOPE_PP_ENABLED",
+        "SCOPE_SLOW_RANK_FACTOR",
+        "SCOPE_START_TIMEOUT_S",
+        "SCOPE_TP_ALLOW_COMPILE",
+        "SCOPE_TP_INPUT_DIGEST",
+        "SCOPE_TP_PLAN",
+    }
+)
+"""Those of a person; any other `SCOPE_*` variable is refused."""
 _MOST = 1e9
 """A wait may be no longer: three decades, which every clock and lock still takes."""
 
@@ -69,9 +89,10 @@ class RuntimeConfig:
         """Read the settings.
 
         Raises:
-            UserInputError: a variable does not parse; the sentence names it.
+            UserInputError: a variable does not parse, or is misspelt; the sentence names it.
         """
         env = os.environ if environ is None else environ
+        refuse_unknown_variables(env, VARIABLES)
         return cls(
             launched="RANK" in env,
             rank=_integer(env, "RANK", 0),

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SCOPE_SOAK", "SCOPE_HEARTBEAT_TIMEOUT_S", "SCOPE_START_TIMEOUT_S"):
+    for name in ("SOAK_FOLDER", "SCOPE_HEARTBEAT_TIMEOUT_S", "SCOPE_START_TIMEOUT_S"):
         monkeypatch.setenv(name, "1")  # which the soak sets
 
 

@@ -265,7 +265,7 @@ def test_a_rank_that_ends_while_it_is_swept_up_is_no_error(
 ) -> None:
     nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     monkeypatch.setattr(run, "_processes_of", lambda folder, within_s: [nobody])
-    monkeypatch.setenv("SCOPE_SOAK", "")  # which the soak sets
+    monkeypatch.setenv("SOAK_FOLDER", "")  # which the soak sets
     monkeypatch.setattr(run, "_soak", lambda job: 130)
     folder = shutil.copytree(soaked[0], tmp_path / "run")
     assert run.main(["--resume", "--out", str(folder)]) == 130

@@ -35,7 +35,7 @@ MOST_FRUITLESS = 8
 """How many starts in a row may show no new chunk."""
 START_S = 30.0
 """How long ranks wait for each other to come: one may be stopped while it starts."""
-_MARK = "SCOPE_SOAK"
+_MARK = "SOAK_FOLDER"
 """All processes of a soak have its folder in this variable."""
 _LEAVE_S = 20.0
 _REPLAY_S, _SLOWEST = 300.0, 4

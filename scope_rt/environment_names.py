@@ -1,0 +1,38 @@
+"""A misspelt `SCOPE_*` variable is refused, never ignored: the setting it meant would not hold."""
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+
+from scope_contracts.errors import UserInputError
+
+PREFIX = "SCOPE_"
+INTERNAL_VARIABLES = frozenset({"SCOPE_RESTARTS_AFTER_PROGRESS", "SCOPE_FAULTS", "SCOPE_DISARM"})
+"""No settings of a person: the launcher, the break-it suite and tests give them to ranks."""
+
+
+def unknown_variables(environ: Mapping[str, str], settings: Collection[str]) -> dict[str, str]:
+    """The `SCOPE_*` variables of `environ` that nothing reads.
+
+    Args:
+        environ: names and values, such as `os.environ`.
+        settings: the variables that the configuration reads.
+
+    Returns:
+        For each unknown variable the nearest one of `settings`, "" where none is near.
+    """
+    names = sorted(
+        name
+        for name in environ
+        if name.startswith(PREFIX) and name not in settings and name not in INTERNAL_VARIABLES
+    )
+    nearest = {name: get_close_matches(name, sorted(settings), n=1, cutoff=0.75) for name in names}
+    return {name: near[0] if near else "" for name, near in nearest.items()}
+
+
+def refuse_unknown_variables(environ: Mapping[str, str], settings: Collection[str]) -> None:
+    """Raises `UserInputError`, naming the first unknown variable and the nearest one."""
+    for name, nearest in unknown_variables(environ, settings).items():
+        fix = f"did you mean {nearest}?" if nearest else "unset it;"
+        raise UserInputError(
+            f"{name} is no variable of scope-rt; {fix} runbooks/settings.md lists all"
+        )

@@ -1,0 +1,44 @@
+"""The tables of the runbooks say what the code does."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from scope_rt.config import VARIABLES, RuntimeConfig
+from scope_rt.environment_names import INTERNAL_VARIABLES
+
+RUNBOOKS = Path(__file__).parents[2] / "runbooks"
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of every table row that begins with code."""
+    lines = (RUNBOOKS / page).read_text().splitlines()
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("| `")
+    ]
+
+
+def test_every_variable_is_documented_and_every_documented_one_is_read() -> None:
+    names = [row[0].removesuffix(" =").strip("`") for row in rows("settings.md")]
+    assert sorted(names) == sorted(VARIABLES)
+    page = (RUNBOOKS / "settings.md").read_text()
+    assert all(f"`{name}`" in page for name in INTERNAL_VARIABLES)
+
+
+def test_the_documented_defaults_are_those_of_the_reader() -> None:
+    given = {}
+    for name, default, *_ in rows("settings.md"):
+        if re.fullmatch(r"`.+`", default):
+            given[name.removesuffix(" =").strip("`")] = default.strip("`")
+    assert len(given) == 10
+    untouched = RuntimeConfig.from_environment({})
+    for name, value in given.items():
+        changed = RuntimeConfig.from_environment({name: value})
+        assert changed in (untouched, _with_default_cache(untouched)), name
+
+
+def _with_default_cache(config: RuntimeConfig) -> RuntimeConfig:
+    """The reader leaves the default cache to the stream's setup."""
+    return replace(config, kv_cache="ring")
