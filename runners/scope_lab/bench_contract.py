@@ -29,9 +29,11 @@ from scope_rt.mesh.heartbeat import BEATS_PER_BOUND
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
 from scope_rt.tripwires import Tripwire, Tripwires
+from scope_runners.arguments import positive
+from scope_runners.command_parser import CommandParser
+from scope_runners.exit_codes import FAILED
+from scope_runners.guarded import guarded
 from scope_runners.job import available_cores
-from scope_runners.main import FAILED, guarded
-from scope_runners.request import CommandParser, positive
 
 BUDGET_SHARE = 0.01
 ARMED, DISARMED, AGAIN = "armed and recorded", "disarmed", "disarmed, once more"

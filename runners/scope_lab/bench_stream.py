@@ -32,9 +32,10 @@ from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.noise import SeededNoise
 from scope_rt.session import StreamSession
 from scope_rt.video.writer import VideoWriter
+from scope_runners.arguments import positive
+from scope_runners.command_parser import CommandParser
+from scope_runners.guarded import guarded
 from scope_runners.job import available_cores
-from scope_runners.main import guarded
-from scope_runners.request import CommandParser, positive
 
 PROMPT = "a red circle and a blue square, medium, on navy"
 END_TO_END, GENERATION, DECODE, ENCODE = (

@@ -23,8 +23,8 @@ from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import join_world
 from scope_rt.mesh.topology import Topology
 from scope_rt.models.fingerprint import Fingerprint
+from scope_runners.guarded import guarded
 from scope_runners.launcher import launch
-from scope_runners.main import guarded
 
 TOPOLOGY = Topology(plan_id=PlanId.TP_V1_1, tp_degree=2)
 _COMPARISONS = 300

@@ -17,8 +17,9 @@ from scope_contracts.tensor_spec import DType
 from scope_lab.kv_proof_video import VideoProof, prove_on_video
 from scope_rt.lm.cache.contiguous import ContiguousCache
 from scope_rt.lm.cache.layer_map import AttnLayerMap
-from scope_runners.main import FAILED, guarded
-from scope_runners.request import CommandParser
+from scope_runners.command_parser import CommandParser
+from scope_runners.exit_codes import FAILED
+from scope_runners.guarded import guarded
 
 VIDEO_BAR = 1e-10
 _DESCRIPTION = "Show why keys and values may be cached; exit code 1 where a claim does not hold."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from scope_contracts.errors import UserInputError
-from scope_runners.main import guarded
+from scope_runners.guarded import guarded
 
 
 @dataclass(frozen=True, slots=True)

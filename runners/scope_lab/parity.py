@@ -40,9 +40,9 @@ from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import build_transformer
 from scope_rt.models.original_names import to_diffusers
+from scope_runners.command_parser import CommandParser
+from scope_runners.guarded import guarded
 from scope_runners.launcher import launch
-from scope_runners.main import guarded
-from scope_runners.request import CommandParser
 
 CPU = torch.device("cpu")
 TOLERANCE = 2e-5

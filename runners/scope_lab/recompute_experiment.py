@@ -36,8 +36,9 @@ from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.recipe import CacheUpkeep, Recipe
 from scope_rt.session import StreamSession
 from scope_rt.text.words import parse
-from scope_runners.main import guarded
-from scope_runners.request import CommandParser, positive
+from scope_runners.arguments import positive
+from scope_runners.command_parser import CommandParser
+from scope_runners.guarded import guarded
 
 PLAN_CHUNKS = 16
 QUICK_PROMPTS, QUICK_CHUNKS = 3, 6

@@ -28,12 +28,13 @@ from scope_lab.replay_process import replayed
 from scope_lab.two_hosts_report import HostReport, TwoHostsReport, table
 from scope_rt.mesh.topology import PIPELINED, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED
-from scope_runners.arguments import fresh_folder, positive_number
+from scope_runners.arguments import fresh_folder, positive, positive_number
 from scope_runners.break_it.machines import FAR_IS_SILENT, STORE_IS_SILENT
-from scope_runners.main import FAILED, guarded
+from scope_runners.command_parser import CommandParser
+from scope_runners.exit_codes import FAILED
+from scope_runners.guarded import guarded
 from scope_runners.namespaces import INTERFACE, CabledHosts, torchrun
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
-from scope_runners.request import CommandParser, positive
 
 HEARTBEAT_S = 5.0
 CUT_NAMED_S, KILL_NAMED_S = HEARTBEAT_S, 2.0

@@ -20,6 +20,13 @@ def positive_number(text: str) -> float:
     return number
 
 
+def positive(text: str) -> int:
+    """An argument type: a whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def seed(text: str) -> int:
     """An argument type: of random choices; equal ones make equal streams."""
     if not text.isdecimal() or int(text) >= 2**63:

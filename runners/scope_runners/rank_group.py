@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from scope_rt.mesh.rendezvous import named
+from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.fork_server import (
     TERMINATE_S,
     Event,
@@ -24,7 +25,6 @@ from scope_runners.fork_server import (
     ZygoteEnded,
     is_stopped,
 )
-from scope_runners.main import BAD_INPUT
 
 LINGER_S = 1.5
 """After a rank failed, how long its peers may still say what they saw."""

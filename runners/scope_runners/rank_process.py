@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scope_rt.config import RuntimeConfig
-from scope_runners.main import guarded
+from scope_runners.guarded import guarded
 
 
 def guarded_rank(run: Callable[[], int]) -> int:

@@ -32,13 +32,14 @@ from scope_rt.models.past import Past, own_past
 from scope_rt.models.recipe import Recipe
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.tensors import TORCH_DTYPES
+from scope_runners.arguments import positive
+from scope_runners.command_parser import CommandParser
+from scope_runners.exit_codes import FAILED
 from scope_runners.launcher import launch
-from scope_runners.main import FAILED
 from scope_runners.progress import progress_bar
 from scope_runners.rank_process import guarded_rank
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
 from scope_runners.replay_report import compare, table
-from scope_runners.request import CommandParser, positive
 
 TOLERANCE = 1e-4
 """What another order of sums may move in fp32, at another TP degree."""

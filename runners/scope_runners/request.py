@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import NoReturn
 
 from scope_contracts.cache_spec import CacheKind
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import UserInputError
 from scope_rt.mesh.topology import RUNNABLE, SHARED
-from scope_runners.arguments import seed
+from scope_runners.arguments import positive, seed
+from scope_runners.command_parser import CommandParser
 
 EMBEDDED_MODEL = "tiny"
 
@@ -65,13 +64,6 @@ class StreamRequest:
         if self.tp is None:
             return 2 if self.plan in SHARED else 1
         return self.tp
-
-
-class CommandParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence, raised like every other input error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserInputError(f"{message}; see {self.prog} --help")
 
 
 def parse_stream_request(argv: Sequence[str]) -> StreamRequest:
@@ -205,13 +197,6 @@ class _Collect(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         setattr(namespace, self.dest, (*vars(namespace)[self.dest], values))
-
-
-def positive(text: str) -> int:
-    """An argument type: a whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def _count(text: str) -> int:

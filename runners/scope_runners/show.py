@@ -21,11 +21,11 @@ from scope_rt.trace import Span, write_chrome_trace
 from scope_rt.video.segments import num_held_chunks
 from scope_rt.video.writer import VideoWriter
 from scope_runners import journal
+from scope_runners.exit_codes import FAILED
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.journal import Entry, Journal, Told
 from scope_runners.launcher import Progress
 from scope_runners.leftovers import check_nothing_is_lost, is_finished, say_how_to_go_on
-from scope_runners.main import FAILED
 from scope_runners.progress import progress_bar
 from scope_runners.stop_request import StopRequest, taking_stop_signals
 from scope_runners.storyboard import Storyboard

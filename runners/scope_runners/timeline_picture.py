@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from scope_rt import output_file
-from scope_runners.inspect_recording import (
+from scope_runners.chunk_lines import (
     SHOWN_STAGES,
     ChunkLine,
     Fate,

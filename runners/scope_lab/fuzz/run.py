@@ -24,9 +24,9 @@ from tqdm import tqdm
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_lab.fuzz.judge import Figures, Judge
 from scope_lab.fuzz.targets import TARGETS, Target
-from scope_runners.arguments import seed
-from scope_runners.main import guarded
-from scope_runners.request import CommandParser, positive
+from scope_runners.arguments import positive, seed
+from scope_runners.command_parser import CommandParser
+from scope_runners.guarded import guarded
 
 DEFAULT_COUNT = 100_000
 _BATCH = 500

@@ -12,8 +12,8 @@ from scope_contracts.errors import UserInputError
 from scope_lab.kv_bench.report import as_json, table
 from scope_lab.kv_bench.result import Effort, Part
 from scope_rt.output_file import claim
-from scope_runners.main import guarded
-from scope_runners.request import CommandParser
+from scope_runners.command_parser import CommandParser
+from scope_runners.guarded import guarded
 
 
 class PartName(StrEnum):

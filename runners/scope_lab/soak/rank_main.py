@@ -22,7 +22,7 @@ from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import StreamSession
 from scope_rt.video.writer import VideoWriter
-from scope_runners.main import guarded
+from scope_runners.guarded import guarded
 from scope_runners.witness import Witness, speak_into
 
 

@@ -25,11 +25,12 @@ from scope_rt.mesh.topology import plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
 from scope_rt.record.snapshot import num_chunks_saved
-from scope_runners.arguments import fresh_folder, positive_number, seed
+from scope_runners.arguments import fresh_folder, positive, positive_number, seed
+from scope_runners.command_parser import CommandParser
+from scope_runners.exit_codes import FAILED
+from scope_runners.guarded import guarded
 from scope_runners.launcher import Progress, Restarts, launch_attempts
-from scope_runners.main import FAILED, guarded
 from scope_runners.rank_group import Attempt
-from scope_runners.request import CommandParser, positive
 
 MOST_FRUITLESS = 8
 """How many starts in a row may show no new chunk."""

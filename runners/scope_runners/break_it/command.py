@@ -15,7 +15,7 @@ from scope_rt.mesh.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
 from scope_rt.tripwires import Tripwire
-from scope_runners.arguments import positive_number
+from scope_runners.arguments import positive, positive_number
 from scope_runners.break_it.catalogue import CASES, chosen
 from scope_runners.break_it.detectors import TrialResult, detectors_table
 from scope_runners.break_it.driver import Driver
@@ -24,8 +24,7 @@ from scope_runners.break_it.scenario import Case
 from scope_runners.break_it.suite import Suite
 from scope_runners.break_it.table import as_json, head, listing, rows, tally
 from scope_runners.break_it.verdict import Result, Verdict
-from scope_runners.main import FAILED
-from scope_runners.request import positive
+from scope_runners.exit_codes import FAILED
 
 BOUND_S = 90
 

@@ -22,7 +22,7 @@ from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.break_it.audience import Listener, gather
 from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.script import RankJob
-from scope_runners.main import guarded
+from scope_runners.guarded import guarded
 from scope_runners.witness import Witness, speak_into
 
 SEED = 7

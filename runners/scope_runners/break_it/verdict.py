@@ -14,7 +14,7 @@ from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.events import Event, EventKind
 from scope_runners.break_it.observation import KILLED, LEFT, SILENT, STOPPED, Observation
 from scope_runners.break_it.scenario import RESUME_S, Case, Expected, Scenario
-from scope_runners.main import BAD_INPUT, FAILED
+from scope_runners.exit_codes import BAD_INPUT, FAILED
 from scope_runners.rank_group import LINGER_S
 
 _CODES = {

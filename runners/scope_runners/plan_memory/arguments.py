@@ -7,9 +7,10 @@ from scope_contracts.errors import shown
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.row_storage import BLOCK_SIZE, PREFILL_CHUNK
 from scope_rt.lm.specs.state_format import StateFormat
+from scope_runners.arguments import positive
 from scope_runners.plan_memory.gpus import GPUS
 from scope_runners.plan_memory.presets import PRESETS
-from scope_runners.request import EMBEDDED_MODEL, positive
+from scope_runners.request import EMBEDDED_MODEL
 
 DEFAULT_MODEL = "krea-14b"
 _GIB = 1 << 30

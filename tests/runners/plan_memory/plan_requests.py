@@ -1,9 +1,9 @@
 """What `plan-memory` makes of arguments, short of printing; not a test itself."""
 
+from scope_runners.command_parser import CommandParser
 from scope_runners.plan_memory.arguments import add_plan_memory_arguments
 from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.serving import ServingRequirement
-from scope_runners.request import CommandParser
 
 
 def required(arguments: str) -> ServingRequirement:

@@ -19,12 +19,12 @@ from scope_rt.lm.cache.paged_store import PagedStore, num_blocks_in
 from scope_rt.lm.decode_loop import DecodeLoop
 from scope_rt.lm.specs.row_storage import PREFILL_CHUNK, Paged
 from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_runners.command_parser import CommandParser
 from scope_runners.main import main
 from scope_runners.plan_memory.arguments import add_plan_memory_arguments
 from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.serving import ServingRequirement
 from scope_runners.plan_memory.video import VideoRequirement
-from scope_runners.request import CommandParser
 from tests.runners.plan_memory.plan_requests import required
 
 CPU = torch.device("cpu")
