@@ -74,7 +74,7 @@ def attention_bound(
     def moved(p_off: Tensor, times: int) -> Tensor:
         return times * _mean(p_off, v.abs()) + p_off.sum(-1).transpose(1, 2)[..., None] * out
 
-    bound: Tensor = moved(p * exponent, 3) + gamma(2 * num_keys + 8, work) * weighted
+    bound = moved(p * exponent, 3) + gamma(2 * num_keys + 8, work) * weighted
     if half:
         bound += 3 * unit_roundoff(dtype) * (weighted + out)
     if scores_in is not None:
@@ -85,7 +85,7 @@ def attention_bound(
 
 
 def _scores(q_BTHD: Tensor, k_BKHD: Tensor) -> Tensor:
-    return torch.einsum("bthd,bkhd->bhtk", q_BTHD, k_BKHD) / k_BKHD.shape[-1] ** 0.5
+    return torch.einsum("bthd,bkhd->bhtk", q_BTHD, k_BKHD) / math.sqrt(k_BKHD.shape[-1])
 
 
 def _mean(p_BHTK: Tensor, v_BKHD: Tensor) -> Tensor:
