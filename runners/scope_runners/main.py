@@ -9,6 +9,7 @@ from scope_runners.command_parser import CommandParser
 from scope_runners.guarded import guarded
 from scope_runners.request import StreamRequest, add_stream_arguments
 from scope_runners.stop_request import leave_at_once, taking_stop_signals
+from scope_runners.version import PrintVersions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +30,7 @@ class Command:
 
 def _dispatch(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="scope-rt", description="Streaming video diffusion transformers.")
+    parser.add_argument("--version", action=PrintVersions, help="print the versions and leave")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asked = next((word for word in argv if word in COMMANDS), None)
     run: Callable[[argparse.Namespace, Sequence[str]], int] | None = None
