@@ -7,7 +7,6 @@ from typing import Self
 
 from scope_contracts.errors import UserInputError
 from scope_rt.environment_names import refuse_unknown_variables
-from scope_rt.tripwires import ALL_ARMED, Tripwires
 
 RECOMPUTE_NEVER = 999_999
 VARIABLES = frozenset(
@@ -80,9 +79,6 @@ class RuntimeConfig:
     """Whether the launcher would start the group again after a failure now."""
     restarts_after_progress: bool = False
     """Whether it does so in any case once this start has brought the work forward."""
-    faults: str | None = None
-    """Faults to inject (`scope_rt.faults`); only the break-it suite sets it."""
-    tripwires: Tripwires = ALL_ARMED
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -120,10 +116,6 @@ class RuntimeConfig:
             may_restart=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
             < _integer(env, "TORCHELASTIC_MAX_RESTARTS", 0),
             restarts_after_progress=bool(_switch(env, "SCOPE_RESTARTS_AFTER_PROGRESS", False)),
-            faults=env.get("SCOPE_FAULTS"),
-            tripwires=Tripwires.without(env["SCOPE_DISARM"].split(","))
-            if env.get("SCOPE_DISARM")
-            else ALL_ARMED,
         )
 
 

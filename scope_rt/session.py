@@ -21,7 +21,6 @@ from scope_rt.control.inbox import Conditioning, Directive, Receipt, ScheduledDi
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.recording import NullRecorder, StreamRecorder
 from scope_rt.control.transition import TransitionSpec
-from scope_rt.faults import Faults, InjectedFaults, NoFaults, decode
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.rank import Rank, Stand
@@ -32,7 +31,7 @@ from scope_rt.models.past import Past, own_past
 from scope_rt.record.recorder import Recorder
 from scope_rt.record.snapshot import Checkpoint, StreamState
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.trace import NullTrace, Span, Trace
+from scope_rt.trace import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ class StreamSession:
         kv_cache: `ring`, `quantized`, `h2o`, `paged` or `hierarchical`, all but `ring` also with a
             codec (`quantized:int4`); `SCOPE_KV_CACHE`, or the ring, where not given.
         recompute: `r1`, `r0a` or `r0` for models that keep their cache by recompute.
-        trace: where stages are recorded.
+        instruments: where stages are traced; `break-it` hands in its faults with them.
         checkpoint: a file that rank0 replaces after every chunk; delete it when its consumer has
             all it wanted.
         resume: whether to go on where `checkpoint` was saved, if it exists. By default, if ranks
@@ -89,14 +88,15 @@ class StreamSession:
         kv_cache_attention_bias: float = 1.0,
         kv_cache: str | None = None,
         recompute: str | None = None,
-        trace: Trace | None = None,
+        instruments: Instruments | None = None,
         checkpoint: Path | None = None,
         resume: bool | None = None,
         record: Path | None = None,
         past: Past = own_past,
         config: RuntimeConfig | None = None,
     ) -> None:
-        self.trace: Trace = trace or NullTrace()
+        self._instruments = instruments or Instruments()
+        self.trace = self._instruments.trace
         config = config or RuntimeConfig.from_environment()
         setup = self._setup = StreamSetup.of(
             model,
@@ -115,7 +115,6 @@ class StreamSession:
         self.cache_bytes = self.cache_spec.num_bytes(setup.rank.topology.tp_degree)
         """Of a generator rank."""
         self.is_control_rank = config.rank == 0
-        self._instruments = instruments_of(config, self.trace)
         self._recorder: StreamRecorder = NullRecorder()
         self._controller: Controller | None = None
         self._served = False
@@ -306,15 +305,6 @@ class StreamSession:
             instruments=self._instruments,
             checkpoint=checkpoint,
         )
-
-
-def instruments_of(config: RuntimeConfig, trace: Trace) -> Instruments:
-    """What watches this rank, and the faults that were asked for."""
-    faults: Faults = NoFaults()
-    if config.faults is not None:
-        injected = decode(config.faults)
-        faults = InjectedFaults(injected, rank=config.rank, attempt=config.attempt)
-    return Instruments(trace=trace, faults=faults, tripwires=config.tripwires)
 
 
 def _saved(

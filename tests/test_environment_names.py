@@ -5,6 +5,7 @@ import pytest
 
 from scope_rt.config import VARIABLES, RuntimeConfig
 from scope_rt.environment_names import INTERNAL_VARIABLES, unknown_variables
+from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.main import main
 
 
@@ -28,6 +29,7 @@ class Noting(Mapping[str, str]):
 def test_the_known_variables_are_those_that_are_read() -> None:
     environ = Noting()
     RuntimeConfig.from_environment(environ)
+    instruments_from_environment(environ)
     read = {name for name in environ.asked if name.startswith("SCOPE_")}
     assert read == VARIABLES | INTERNAL_VARIABLES
 

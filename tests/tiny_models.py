@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
+from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     LATENTS_IN,
@@ -17,7 +18,6 @@ from scope_contracts.envelope import (
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import backend_named
 from scope_rt.kv_cache.factory import open_frame_cache
-from scope_rt.mesh.budget import CallBudget
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.generator import ChunkGenerator

@@ -25,11 +25,12 @@ from scope_lab.contract_parts import Kind, Moment, Part, contract_parts
 from scope_lab.contract_ranks import RankCosts
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.instruments import Instruments
 from scope_rt.mesh.heartbeat import BEATS_PER_BOUND
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
-from scope_rt.tripwires import Tripwire, Tripwires
 from scope_runners.arguments import positive
+from scope_runners.break_it.disarm import Detector, checks_without
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
 from scope_runners.guarded import guarded
@@ -161,11 +162,11 @@ def _two_rank_costs(ranks: RankCosts, config: RuntimeConfig, chunk_s: float) -> 
 def _sessions(
     model: ModelFolder, config: RuntimeConfig, recording: Path
 ) -> dict[str, StreamSession]:
-    disarmed = RuntimeConfig(tripwires=Tripwires(frozenset(Tripwire)))
+    disarmed = Instruments(checks=checks_without(Detector))
     return {
         ARMED: StreamSession(model.path, config=config, record=recording),
-        DISARMED: StreamSession(model.path, config=disarmed),
-        AGAIN: StreamSession(model.path, config=disarmed),
+        DISARMED: StreamSession(model.path, config=RuntimeConfig(), instruments=disarmed),
+        AGAIN: StreamSession(model.path, config=RuntimeConfig(), instruments=disarmed),
     }
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scope_contracts.answer import check_answer, check_state
+from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import STATE_DIGEST, PPEnvelope, PPResult
 from scope_contracts.parity import ScalarDigest
 from scope_contracts.preflight import preflight
+from scope_contracts.weights import check_unchanged
 from scope_lab.contract_chunk import SteadyChunk
 from scope_rt.collectives import SoloCollectives
-from scope_rt.control.answer import check_answer, check_state
-from scope_rt.mesh.budget import CallBudget
 from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import Transfers, Work
@@ -152,7 +153,7 @@ def _peer_check(model: ModelFolder, steady: SteadyChunk, every: int) -> list[Par
         Part(
             name=f"all weights, every {every} chunks",
             moment=Moment.RUN,
-            work=lambda: fingerprint.check("benchmark"),
+            work=lambda: check_unchanged(0, 0, fingerprint.checksums, fingerprint.now),
             every=every,
             clock=time.process_time,  # long enough to be interrupted, and it waits for nothing
         ),

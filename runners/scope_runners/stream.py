@@ -7,17 +7,19 @@ launches the ranks it needs.
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
 from scope_contracts.errors import UserInputError
 from scope_rt.config import RuntimeConfig
+from scope_rt.instruments import Instruments
 from scope_rt.mesh.topology import Topology
 from scope_rt.record.snapshot import num_chunks_saved, run_that_saved
 from scope_rt.session import StreamSession
-from scope_rt.trace import NullTrace, Trace, TraceRecorder
+from scope_rt.trace import TraceRecorder
 from scope_runners.job import (
     OutputFiles,
     StreamJob,
@@ -35,16 +37,41 @@ from scope_runners.request import StreamRequest, parse_stream_request
 from scope_runners.show import control
 from scope_runners.stop_request import leave_at_once, taking_stop_signals
 
+RANK_MODULE = "scope_runners.stream"
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job of `argv` and return the exit code; a mesh rank's errors carry its number."""
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    instruments_of: Callable[[], Instruments] = Instruments,
+    rank_module: str = RANK_MODULE,
+) -> int:
+    """Run the job of `argv` and return the exit code; a mesh rank's errors carry its number.
+
+    `instruments_of` makes what this rank runs with; `rank_module` is the module whose `main`, with
+    the same arguments, is started as each rank where this process is none.
+    """
     arguments = sys.argv[1:] if argv is None else list(argv)
-    return guarded_rank(lambda: run_here_or_launch(parse_stream_request(arguments), arguments))
+    return guarded_rank(
+        lambda: run_here_or_launch(
+            parse_stream_request(arguments),
+            arguments,
+            instruments=instruments_of(),
+            rank_module=rank_module,
+        )
+    )
 
 
-def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
+def run_here_or_launch(
+    request: StreamRequest,
+    argv: Sequence[str],
+    *,
+    instruments: Instruments | None = None,
+    rank_module: str = RANK_MODULE,
+) -> int:
     """Run this process's part of `request`, or start the processes it needs with `argv`."""
     started_s = time.perf_counter()
+    instruments = instruments or Instruments()
     config = RuntimeConfig.from_environment()
     # A launched rank's way to end tells its launcher whether to start it again.
     with nullcontext() if config.launched else taking_stop_signals(leave_at_once):
@@ -58,7 +85,11 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
             )
         if not config.launched:
             check_nothing_is_lost(job, check_outputs(job), goes_on=request.resume)
-        return _control(job, config, started_s) if config.rank == 0 else _serve(job, config)
+        if request.trace is not None:
+            instruments = replace(instruments, trace=TraceRecorder(config.rank))
+        if config.rank == 0:
+            return _control(job, config, instruments, started_s)
+        return _serve(job, config, instruments)
     check_machine(job, num_cores=available_cores(), num_gpus=torch.cuda.device_count())
     files = check_outputs(job)
     check_nothing_is_lost(job, files, goes_on=request.resume)
@@ -71,7 +102,7 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
         return Attempt(argv=argv, num_ranks=topology.world_size)
 
     code = launch_attempts(
-        "scope_runners.stream",
+        rank_module,
         attempt_of,
         threads=request.threads,
         restarts=Restarts(most=request.max_restarts, made_progress=progress.has_risen),
@@ -81,14 +112,10 @@ def run_here_or_launch(request: StreamRequest, argv: Sequence[str]) -> int:
     return code
 
 
-def _trace(job: StreamJob, config: RuntimeConfig) -> Trace:
-    return NullTrace() if job.request.trace is None else TraceRecorder(config.rank)
-
-
 def _session(
     job: StreamJob,
     config: RuntimeConfig,
-    trace: Trace,
+    instruments: Instruments,
     files: OutputFiles | None = None,
 ) -> StreamSession:
     request = job.request
@@ -102,7 +129,7 @@ def _session(
         kv_cache_attention_bias=request.kv_cache_attention_bias,
         kv_cache=request.kv_cache,
         recompute=request.recompute,
-        trace=trace,
+        instruments=instruments,
         checkpoint=None if files is None else files.checkpoint,
         resume=True if request.resume else None,
         record=request.record,
@@ -110,17 +137,19 @@ def _session(
     )
 
 
-def _control(job: StreamJob, config: RuntimeConfig, started_s: float) -> int:
+def _control(
+    job: StreamJob, config: RuntimeConfig, instruments: Instruments, started_s: float
+) -> int:
     """Rank0: steer the ranks and show what they make."""
     files = check_outputs(job)
-    session = _session(job, config, _trace(job, config), files)
+    session = _session(job, config, instruments, files)
     return control(job, config, session, files, started_s=started_s)
 
 
-def _serve(job: StreamJob, config: RuntimeConfig) -> int:
+def _serve(job: StreamJob, config: RuntimeConfig, instruments: Instruments) -> int:
     """A mesh rank: generate for rank0 until it ends the stream, also when a person ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with _session(job, config, _trace(job, config)) as session:
+    with _session(job, config, instruments) as session:
         for _ in session.stream(job.request.prompt):
             raise AssertionError("a mesh rank shows no chunk")
     return 0

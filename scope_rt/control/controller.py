@@ -29,8 +29,6 @@ from scope_contracts.errors import ScopeError, UserInputError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.parity import ScalarDigest
-from scope_contracts.preflight import preflight
-from scope_rt.control.answer import check_answer, check_state
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import ControlInbox, Directive, ScheduledDirective, Taken
@@ -43,7 +41,6 @@ from scope_rt.models.noise import INITIAL, NoiseSource
 from scope_rt.models.past import Past, own_past
 from scope_rt.record.snapshot import Checkpoint, StreamState
 from scope_rt.tensors import TORCH_DTYPES, digest_of, specs_by_name, specs_of
-from scope_rt.tripwires import Tripwire
 from scope_rt.vae.codec import StreamingDecoder
 
 
@@ -207,20 +204,15 @@ class Controller:
     def _start(self, taken: Taken) -> None:
         """Plan one chunk and send it; nothing is sent or advanced unless all checks pass."""
         start_ns, directive = time.perf_counter_ns(), taken.directive
-        faults, tripwires = self._instruments.faults, self._instruments.tripwires
+        faults, checks = self._instruments.faults, self._instruments.checks
         try:
             with self._instruments.trace.span("plan", track="control"):
                 envelope, following = self._position.next(directive)
                 envelope, tensors = self._pack(envelope, following)
                 planned = (envelope, tensors)
                 envelope, tensors = faults.reach(FaultPoint.PLANNED, envelope.chunk_index, planned)
-                if tripwires.armed(Tripwire.PREFLIGHT):
-                    preflight(envelope, specs_by_name(tensors), self._stages.geometry)
-                entered = self._lifecycle
-                if tripwires.armed(Tripwire.LIFECYCLE):
-                    entered = entered.enter(envelope)
-                else:
-                    entered = entered.follow(envelope)
+                checks.preflight(envelope, specs_by_name(tensors), self._stages.geometry)
+                entered = checks.enter(self._lifecycle, envelope)
                 lifecycle = entered.commit(envelope.expected_generator_calls)
         except ScopeError as error:
             taken.refuse(error)
@@ -283,8 +275,7 @@ class Controller:
         with self._instruments.trace.span("wait", track="control"):
             result, latents = self._collect(started)
         wait_ms = (time.perf_counter_ns() - start_ns) / 1e6
-        drops = self._instruments.tripwires.armed(Tripwire.EPOCH_DROP)
-        if drops and result.cache_epoch < self._first_epoch:
+        if self._instruments.checks.is_dropped(result.cache_epoch, self._first_epoch):
             self._recorder.dropped(envelope)
             return None
         if envelope.init_cache:
@@ -360,15 +351,13 @@ class Controller:
 
     def _collect(self, started: _InFlight) -> tuple[PPResult, Tensor]:
         """The result of a chunk and its latents, checked to be the answer to its envelope."""
-        envelope, tripwires = started.envelope, self._instruments.tripwires
+        envelope, checks = started.envelope, self._instruments.checks
         with self._talking():
             answer = self._stages.mesh.collect()
             result, tensors = self._instruments.faults.reach(
                 FaultPoint.COLLECTED, envelope.chunk_index, answer
             )
-            if tripwires.armed(Tripwire.ANSWER):
-                check_answer(envelope, result)
-            if tripwires.armed(Tripwire.STATE_DIGEST):
-                ran = tensors[STATE_DIGEST].numpy().tobytes()
-                check_state(envelope, ran=ran, planned=started.state_digest)
+            checks.answer(envelope, result)
+            ran = tensors[STATE_DIGEST].numpy().tobytes()
+            checks.state(envelope, ran=ran, planned=started.state_digest)
         return result, tensors[LATENTS_OUT]

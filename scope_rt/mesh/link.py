@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from scope_contracts.envelope import PPEnvelope, PPResult
-from scope_contracts.errors import DigestError, WireError
+from scope_contracts.errors import WireError
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_envelope, decode_result, encode
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.process_group import Transfers, Work
 from scope_rt.tensors import empty
-from scope_rt.tripwires import Tripwire
 
 MAGIC = 0x5C09E02
 DIGEST_BYTES = 16
@@ -31,13 +30,14 @@ Derive = Callable[[PPEnvelope, Tensors], dict[str, Tensor]]
 M = TypeVar("M", PPEnvelope, PPResult)
 
 
+def _digest(frame: Tensor) -> bytes:
+    raw = frame.flatten().view(torch.uint8).numpy().data
+    return hashlib.blake2b(raw, digest_size=DIGEST_BYTES).digest()
+
+
 def _digests(frames: Sequence[Tensor]) -> Tensor:
     """One BLAKE2b a frame, uint8 `[len(frames) * DIGEST_BYTES]`."""
-    digests = bytearray()
-    for frame in frames:
-        raw = frame.flatten().view(torch.uint8).numpy().data
-        digests += hashlib.blake2b(raw, digest_size=DIGEST_BYTES).digest()
-    return torch.frombuffer(digests, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(b"".join(map(_digest, frames))), dtype=torch.uint8)
 
 
 class PeerLink:
@@ -140,16 +140,15 @@ class PeerLink:
     def _check_digests(self, message: PPEnvelope | PPResult, arrived: Tensors) -> None:
         sent = torch.empty(len(arrived) * DIGEST_BYTES, dtype=torch.uint8)
         self._fill(sent)
-        if not self._instruments.tripwires.armed(Tripwire.INPUT_DIGEST):
-            return
-        ours = _digests(list(arrived.values()))
-        halves = zip(sent.split(DIGEST_BYTES), ours.split(DIGEST_BYTES), strict=True)
-        for name, (want, got) in zip(arrived, halves, strict=True):
-            if not torch.equal(want, got):
-                raise DigestError(
-                    f"chunk {message.chunk_index}: {name} from rank {self._peer}: got digest "
-                    f"{got.numpy().tobytes().hex()}, sent was {want.numpy().tobytes().hex()}"
-                )
+        self._instruments.checks.input_digests(
+            f"chunk {message.chunk_index}",
+            f"rank {self._peer}",
+            sent={
+                name: part.numpy().tobytes()
+                for name, part in zip(arrived, sent.split(DIGEST_BYTES), strict=True)
+            },
+            arrived={name: _digest(tensor) for name, tensor in arrived.items()},
+        )
 
     def _fill(self, tensor: Tensor, *, begins: bool = False) -> None:
         self._transfers.receive(tensor, source=self._peer, begins=begins)

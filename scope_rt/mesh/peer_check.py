@@ -10,10 +10,9 @@ from statistics import median
 
 import msgpack
 
-from scope_contracts.errors import SlowRankError
-from scope_contracts.parity import ScalarDigest, compare_digests
+from scope_contracts.parity import ScalarDigest
+from scope_rt.checks import Checks
 from scope_rt.models.fingerprint import Fingerprint
-from scope_rt.tripwires import ALL_ARMED, Tripwire, Tripwires
 
 NUM_REMEMBERED = 16
 """Chunks whose times a rank is measured by."""
@@ -42,7 +41,7 @@ class PeerCheck:
     still_together: Callable[[], None] = always
     """Raises the LinkError of a rank that was lost meanwhile; GPU sums that were ended do not."""
     slow_factor: float = 0.0
-    tripwires: Tripwires = ALL_ARMED
+    checks: Checks = field(default_factory=Checks)
     _num_chunks: int = 0
     _waited_before_s: float = 0.0
     _busy_ms: list[float] = field(default_factory=list)
@@ -60,16 +59,15 @@ class PeerCheck:
         self._waited_before_s = self.waited_s()
         if not due:
             return
-        if self.tripwires.armed(Tripwire.FINGERPRINT):
-            self.fingerprint.check(f"chunk {digest.chunk_index}: rank {self.rank}")
+        weights = self.fingerprint
+        self.checks.weights(self.rank, digest.chunk_index, weights.checksums, weights.now)
         if self.gather is None:
             return
         busy_ms = self._usual_ms()
         told = [
             msgpack.unpackb(data) for data in self.gather(msgpack.packb((digest.encode(), busy_ms)))
         ]
-        if self.tripwires.armed(Tripwire.SCALAR_DIGEST):
-            compare_digests([ScalarDigest.decode(data) for data, _ in told], self.ranks)
+        self.checks.scalars([ScalarDigest.decode(data) for data, _ in told], self.ranks)
         self._check_pace(digest.chunk_index, [busy for _, busy in told])
 
     def after(self, chunk: int, elapsed_ms: float) -> None:
@@ -90,12 +88,5 @@ class PeerCheck:
         return median(self._busy_ms) if len(self._busy_ms) >= FEWEST_REMEMBERED else 0.0
 
     def _check_pace(self, chunk: int, busy_ms: Sequence[float]) -> None:
-        slowest, fastest = max(busy_ms), min(busy_ms)
-        if self.slow_factor <= 0 or not self.tripwires.armed(Tripwire.SLOW_RANK):
-            return
-        if slowest > self.slow_factor * fastest > 0:
-            rank = self.ranks[busy_ms.index(slowest)]
-            raise SlowRankError(
-                f"chunk {chunk}: rank {rank} computes {slowest:.0f} ms a chunk where {fastest:.0f} "
-                f"ms are usual; more than SCOPE_SLOW_RANK_FACTOR = {self.slow_factor:g} times"
-            )
+        if self.slow_factor > 0:
+            self.checks.pace(chunk, busy_ms, self.ranks, self.slow_factor)

@@ -17,7 +17,7 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
-from scope_contracts.parity import ParityKeys, compare
+from scope_contracts.parity import ParityKeys
 from scope_contracts.plain import from_plain, to_plain
 from scope_rt import __version__
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
@@ -37,14 +37,14 @@ from scope_rt.mesh.process_group import (
 )
 from scope_rt.mesh.topology import Topology, plan_named
 from scope_rt.mesh.worker import LocalMesh, RemoteMesh, Worker, serve_follower, serve_leader
-from scope_rt.models.fingerprint import Fingerprint, check_shards
+from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.past import Past, own_past
+from scope_rt.models.shards import is_sharded
 from scope_rt.tensors import NAMES, pack_tensor, unpack_tensor
 from scope_rt.trace import Span, decode_spans, encode_spans
-from scope_rt.tripwires import Tripwire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +173,7 @@ class Rank:
         setup.check_environment()
         if self._world is not None:
             self._groups = self._world.build_groups(topology)
-            if instruments.tripwires.armed(Tripwire.HEARTBEAT):
-                self._world.heartbeat.start()
+            instruments.checks.heartbeat(self._world.heartbeat.start)
 
     @property
     def run_id(self) -> str:
@@ -229,12 +228,11 @@ class Rank:
 
     def _compare_settings(self) -> None:
         """Raises ParityError on every rank when one would compute differently."""
-        reach, tripwires = self._instruments.faults.reach, self._instruments.tripwires
+        reach, checks = self._instruments.faults.reach, self._instruments.checks
         keys = reach(FaultPoint.START, -1, self._setup.parity_keys())
         if self._world is not None:
             all_keys = self._world.exchange(keys.encode())
-            if tripwires.armed(Tripwire.ENV_PARITY):
-                compare([ParityKeys.decode(data) for data in all_keys])
+            checks.settings([ParityKeys.decode(data) for data in all_keys])
 
     def _meet(self, generator: ChunkGenerator | None, stand: Stand) -> StreamPosition:
         """Wait until all ranks have loaded, compare their weights, and stand where rank0 stands.
@@ -244,9 +242,8 @@ class Rank:
         Raises:
             FingerprintError: a rank holds other weights than the checkpoint.
         """
-        is_checked = self._instruments.tripwires.armed(Tripwire.FINGERPRINT)
         sums, whole = None, None
-        if generator is not None and is_checked:
+        if generator is not None:
             self._fingerprint = Fingerprint(generator.model)
             sums = self._fingerprint.checksums
             whole = self._setup.model.checksums(self._setup.dtype)
@@ -258,7 +255,7 @@ class Rank:
         by_rank = {rank: sums for rank, (_, sums, _, _) in enumerate(told) if sums}
         for _, _, checkpoint, _ in told:
             if checkpoint and by_rank:
-                check_shards(by_rank, checkpoint)
+                self._instruments.checks.loaded_weights(by_rank, checkpoint, is_sharded)
         position, _, _, state = told[0]
         if self._pipeline is not None and state is not None:
             self._pipeline.memory.restore(state[0])
@@ -317,7 +314,7 @@ class Rank:
                 # Not a method of this object: in a circle, groups would outlive their session.
                 still_together=always if self._world is None else self._world.heartbeat.check,
                 slow_factor=setup.config.slow_rank_factor,
-                tripwires=self._instruments.tripwires,
+                checks=self._instruments.checks,
             ),
             instruments=self._instruments,
         )

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import (
     LATENTS_OUT,
     STATE_DIGEST,
@@ -23,20 +24,16 @@ from scope_contracts.errors import PreflightError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.parity import HASH_BYTES, ScalarDigest
-from scope_contracts.preflight import preflight
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_rt.faults import FaultPoint, Faults
 from scope_rt.instruments import Instruments
-from scope_rt.mesh.budget import CallBudget
 from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import located
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.tensors import specs_of
-from scope_rt.tripwires import Tripwire
 
-UNCOUNTED = 2**31
 Tensors = Mapping[str, Tensor]
 Answer = tuple[PPResult, dict[str, Tensor]]
 
@@ -63,9 +60,8 @@ class Worker:
         Raises:
             PreflightError, LifecycleError: naming the field.
         """
-        if self._instruments.tripwires.armed(Tripwire.PREFLIGHT):
-            announced = {spec.name: spec for spec in envelope.tensors}
-            preflight(envelope, announced, self._geometry)
+        announced = {spec.name: spec for spec in envelope.tensors}
+        self._instruments.checks.preflight(envelope, announced, self._geometry)
         self._entered(envelope)
 
     def execute(self, envelope: PPEnvelope, tensors: Tensors) -> Answer:
@@ -83,16 +79,14 @@ class Worker:
         with located(f"chunk {chunk}"):
             self._peer_check.before(self._digest_with_scores(envelope))
             start_ns = time.perf_counter_ns()
-            budget = self._budget(envelope)
+            budget = CallBudget(chunk, envelope.expected_generator_calls)
             with self._instruments.trace.span(f"generate {chunk}", track="generate"):
                 latents = self._generator.generate(
                     envelope, tensors, self._enter_call(budget, envelope)
                 )
             elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
             self._peer_check.after(chunk, elapsed_ms)
-        is_counted = self._instruments.tripwires.armed(Tripwire.CALL_BUDGET)
-        expected = envelope.expected_generator_calls
-        self._lifecycle = entered.commit(budget.observed if is_counted else expected)
+        self._lifecycle = self._instruments.checks.commit(entered, budget.observed)
         state = torch.frombuffer(bytearray(self._digest(envelope).hash()), dtype=torch.uint8)
         out = {LATENTS_OUT: latents.cpu(), STATE_DIGEST: state}
         result = PPResult(
@@ -115,9 +109,7 @@ class Worker:
         return self._lifecycle.chunk_index
 
     def _entered(self, envelope: PPEnvelope) -> Lifecycle:
-        if self._instruments.tripwires.armed(Tripwire.LIFECYCLE):
-            return self._lifecycle.enter(envelope)
-        return self._lifecycle.follow(envelope)
+        return self._instruments.checks.enter(self._lifecycle, envelope)
 
     def _digest_with_scores(self, envelope: PPEnvelope) -> ScalarDigest:
         """With what the cache keeps by scores: the one thing that does not follow from the plan."""
@@ -132,20 +124,16 @@ class Worker:
             envelope, generator.cache.indices, conditioning=generator.text_digest
         )
 
-    def _budget(self, envelope: PPEnvelope) -> CallBudget:
-        is_counted = self._instruments.tripwires.armed(Tripwire.CALL_BUDGET)
-        most = envelope.expected_generator_calls if is_counted else UNCOUNTED
-        return CallBudget(envelope.chunk_index, most)
-
     def _enter_call(self, budget: CallBudget, envelope: PPEnvelope) -> Callable[[], None]:
         """What the generator announces every call to."""
-        faults, chunk = self._instruments.faults, envelope.chunk_index
+        faults, checks = self._instruments.faults, self._instruments.checks
+        chunk = envelope.chunk_index
 
         def enter() -> None:
             if envelope.do_kv_recompute and budget.observed == 0:
                 faults.reach(FaultPoint.RECOMPUTE, chunk, self._generator.cache)
             for _ in range(faults.reach(FaultPoint.CALL, chunk, 1)):
-                budget.enter()
+                checks.count_call(budget)
 
         return enter
 

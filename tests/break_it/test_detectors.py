@@ -1,4 +1,4 @@
-"""Without its tripwire a fault gets through, and the suite says whether it hung or drifted."""
+"""Without its detector a fault gets through, and the suite says whether it hung or drifted."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_rt.tripwires import Tripwire
 from scope_runners.break_it import driver
 from scope_runners.break_it.catalogue import CASES, case_named, chosen
 from scope_runners.break_it.detectors import TRIALS, Outcome, Trial, detectors_table
+from scope_runners.break_it.disarm import Detector
 from scope_runners.break_it.scenario import PP0, Scenario, untouched
 from scope_runners.break_it.suite import Suite
 from scope_runners.break_it.watch import Watch
@@ -17,8 +17,8 @@ from scope_runners.break_it.watch import Watch
 pytestmark = pytest.mark.timeout(300)  # a trial is five runs, and one of them hangs
 
 
-def test_every_tripwire_is_disarmed_in_some_trial_of_a_fault_that_exists() -> None:
-    assert {tripwire for trial in TRIALS for tripwire in trial.disarmed} == set(Tripwire)
+def test_every_detector_is_disarmed_in_some_trial_of_a_fault_that_exists() -> None:
+    assert {detector for trial in TRIALS for detector in trial.disarmed} == set(Detector)
     assert all(case_named(trial.case) for trial in TRIALS)
 
 
@@ -57,25 +57,25 @@ def test_a_disarmed_run_has_as_long_as_a_clean_one_before_it_counts_as_hung(
     )
     scenario = Scenario(topology=PP0, expected=untouched(PP0, headline=""))
     suite.run(scenario)
-    suite.run(scenario, disarmed=[Tripwire.HEARTBEAT])
+    suite.run(scenario, disarmed=[Detector.HEARTBEAT])
     assert bounds_s == [60.0, 43.0]
 
 
 def test_without_the_scalar_digest_another_bias_on_one_rank_drifts(suite: Suite) -> None:
-    result = suite.trial(Trial(disarmed=(Tripwire.SCALAR_DIGEST,), case="bias-on-one-rank"))
+    result = suite.trial(Trial(disarmed=(Detector.SCALAR_DIGEST,), case="bias-on-one-rank"))
     assert (result.outcome, result.shows_it) == (Outcome.DRIFT, True)
     assert result.what_happened.startswith("5 of 8 chunks")
 
 
 def test_without_the_heartbeat_a_stopped_rank_hangs_its_group(suite: Suite) -> None:
-    result = suite.trial(Trial(disarmed=(Tripwire.HEARTBEAT,), case="stop/follower"))
+    result = suite.trial(Trial(disarmed=(Detector.HEARTBEAT,), case="stop/follower"))
     assert (result.outcome, result.shows_it) == (Outcome.HANG, True)
     assert result.disarmed.has_happened
     assert result.disarmed.num_left_behind == 0
 
 
-def test_a_tripwire_that_does_not_stop_a_fault_is_not_credited_with_it(suite: Suite) -> None:
-    trial = Trial(disarmed=(Tripwire.EPOCH_DROP,), case="bias-on-one-rank")
+def test_a_detector_that_does_not_stop_a_fault_is_not_credited_with_it(suite: Suite) -> None:
+    trial = Trial(disarmed=(Detector.EPOCH_DROP,), case="bias-on-one-rank")
     result = suite.trial(trial)
     assert (result.outcome, result.shows_it) == (Outcome.CAUGHT, False)
     assert "**caught**: rank" in detectors_table([result])

@@ -1,21 +1,20 @@
 """A fault happens once, where it was put, and is written down before it does any harm."""
 
 import json
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_rt.faults import (
-    FaultPlan,
-    FaultPoint,
-    InjectedFaults,
-    at,
-    decode,
-    encode,
-    read_log,
-)
+from scope_rt.checks import Checks
+from scope_rt.faults import FaultPoint
+from scope_runners.break_it.disarm import Detector, checks_without
+from scope_runners.break_it.faults import FaultPlan, InjectedFaults, at, decode, encode, read_log
+from scope_runners.break_it.instruments import instruments_from_environment
 
 
 def injected(*faults: Any, rank: int = 1, attempt: int = 0, log: Path | None = None) -> Any:
@@ -74,3 +73,30 @@ def test_an_unknown_action_is_refused_before_anything_runs() -> None:
     plain["faults"][0]["action"] = "explode"
     with pytest.raises(UserInputError, match="no action is called explode"):
         decode(json.dumps(plain))
+
+
+def test_a_rank_that_nobody_breaks_loads_nothing_that_could_break_it() -> None:
+    code = "import sys, scope_runners.stream; print(*[m for m in sys.modules if 'break_it' in m])"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
+    assert loaded.stdout.split() == []
+
+
+def test_every_detector_can_be_disarmed_and_no_check_is_left_without_a_detector() -> None:
+    real = Checks()
+    replaced = {
+        check.name
+        for detector in Detector
+        for check in fields(Checks)
+        if getattr(checks_without([detector]), check.name) is not getattr(real, check.name)
+    }
+    assert replaced == {check.name for check in fields(Checks)}
+    assert all(checks_without([detector]) != real for detector in Detector)
+    assert checks_without([]) == real
+
+
+def test_an_unknown_detector_is_refused_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCOPE_DISARM", "preflight,smoke")
+    with pytest.raises(UserInputError, match="SCOPE_DISARM: 'smoke' is not a valid Detector"):
+        instruments_from_environment()

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from scope_rt.faults import FaultPoint, Happened, at
-from scope_rt.tripwires import Tripwire
+from scope_rt.faults import FaultPoint
 from scope_runners.break_it.catalogue import case_named
 from scope_runners.break_it.detectors import Outcome, Trial, TrialResult, judge_trial
+from scope_runners.break_it.disarm import Detector
 from scope_runners.break_it.events import Event, EventKind
+from scope_runners.break_it.faults import Happened, at
 from scope_runners.break_it.observation import Observation
 from scope_runners.break_it.scenario import (
     PP0,
@@ -267,21 +268,21 @@ def test_a_setting_has_happened_when_every_rank_has_come_with_it() -> None:
     assert (result.complaints, result.has_happened) == (("the fault did not happen",), False)
 
 
-def without_its_tripwire(observation: Observation) -> TrialResult:
-    trial = Trial(disarmed=(Tripwire.HEARTBEAT,), case="stop/follower")
+def without_its_detector(observation: Observation) -> TrialResult:
+    trial = Trial(disarmed=(Detector.HEARTBEAT,), case="stop/follower")
     armed, disarmed = judged(A_REFUSAL), judged(observation)
     return judge_trial(trial, armed=armed, disarmed=disarmed, seen=observation, chunk_s=0.2)
 
 
 def test_a_run_that_was_ended_before_its_fault_shows_nothing_of_a_detector() -> None:
     hung = replace(seen(emitted(0)), is_hung=True)
-    shown = without_its_tripwire(hung)
+    shown = without_its_detector(hung)
     assert (shown.outcome, shown.shows_it) == (Outcome.HANG, True)
-    slow = without_its_tripwire(replace(hung, happened=()))
+    slow = without_its_detector(replace(hung, happened=()))
     assert (slow.outcome, slow.shows_it) == (Outcome.NOTHING, False)
     assert slow.what_happened == "the fault did not happen"
     failed_early = with_more(replace(hung, happened=()), failed(0, "LinkTimeoutError", text="why"))
-    told = without_its_tripwire(failed_early).what_happened
+    told = without_its_detector(failed_early).what_happened
     assert told == "the fault did not happen; rank 0: LinkTimeoutError: why"
 
 

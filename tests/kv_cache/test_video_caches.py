@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice
+from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, LATENTS_IN
 from scope_rt.collectives import SoloCollectives
-from scope_rt.mesh.budget import CallBudget
 from tests.lm.cache.stream_caches import KINDS, LOSSY, opened, rows, run_chunk, spec_of
 from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
 

@@ -21,7 +21,8 @@ from scope_lab.soak.memory import LAUNCHER, MOST_GROWTH_BYTES, growths
 from scope_lab.soak.recovery import untried
 from scope_lab.soak.report import SoakReport, report, table
 from scope_lab.soak.schedule import FaultKind, PlannedFault
-from scope_rt.faults import FaultPoint, at
+from scope_rt.faults import FaultPoint
+from scope_runners.break_it.faults import at
 from tests.tiny_folder import write_tiny_folder
 
 Plain = dict[str, Any]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, LATENTS_IN
 from scope_rt.attention.reference import DenseReference
-from scope_rt.mesh.budget import CallBudget
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.rope import rotations
 from tests.tiny_models import BLOCK, CONFIG, GRID, STEPS, Rollout, envelope

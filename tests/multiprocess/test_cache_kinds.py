@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from scope_rt.config import RuntimeConfig
-from scope_rt.faults import FaultPlan, FaultPoint, at, encode
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
 from scope_rt.session import ScheduledEvent, StreamSession
+from scope_runners.break_it.faults import FaultPlan, InjectedFaults, at
 from tests.multiprocess.ranks import Ranks
 
 NUM_CHUNKS = 7
@@ -49,10 +51,17 @@ def test_a_kind_of_cache_gives_the_same_video_in_every_plan(
     assert hashes(shared) != hashes(alone), "was this really another degree?"
 
 
-def misjudged(folder: Path, faults: str) -> None:
-    config = replace(RuntimeConfig.from_environment(), digest_every=1, faults=faults)
+def misjudged(folder: Path, faults: FaultPlan) -> None:
+    config = replace(RuntimeConfig.from_environment(), digest_every=1)
+    injected = InjectedFaults(faults, rank=config.rank, attempt=config.attempt)
     with StreamSession(
-        folder, plan="tp_v1_1", tp=2, seed=11, kv_cache="h2o", config=config
+        folder,
+        plan="tp_v1_1",
+        tp=2,
+        seed=11,
+        kv_cache="h2o",
+        instruments=Instruments(faults=injected),
+        config=config,
     ) as session:
         list(session.stream("a red circle", num_chunks=NUM_CHUNKS))
 
@@ -61,7 +70,7 @@ def test_a_rank_with_other_scores_is_named_before_it_evicts_another_frame(
     ranks: Ranks, folder: Path
 ) -> None:
     fault = at(rank=1, chunk=3, point=FaultPoint.GENERATOR, action="misjudge_frames")
-    answers = ranks.run(2, misjudged, folder=folder, faults=encode(FaultPlan(faults=(fault,))))
+    answers = ranks.run(2, misjudged, folder=folder, faults=FaultPlan(faults=(fault,)))
     for _, error in answers:
         assert error is not None
         assert error.startswith("ParityError: chunk 3: scores: rank 0 has '")

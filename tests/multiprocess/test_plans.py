@@ -14,6 +14,7 @@ from scope_lab.parity import replay
 from scope_lab.reference_rollout import Recording
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.instruments import Instruments
 from scope_rt.mesh.process_group import join_world
 from scope_rt.mesh.topology import Topology
 from scope_rt.models.generator import ChunkGenerator
@@ -198,7 +199,7 @@ def spans_of_pp1(folder: Path, at: Path) -> list[tuple[int, str, float, float]]:
 
     TinyStreamingDecoder.decode = slow_decode  # type: ignore[method-assign,assignment]
     ChunkGenerator.generate = slow_generate  # type: ignore[method-assign,assignment]
-    session = StreamSession(folder, plan="pp1", tp=1, seed=1, trace=trace)
+    session = StreamSession(folder, plan="pp1", tp=1, seed=1, instruments=Instruments(trace=trace))
     list(session.stream("a red circle", num_chunks=NUM_SPANS))
     TinyStreamingDecoder.decode = decode  # type: ignore[method-assign]
     ChunkGenerator.generate = generate  # type: ignore[method-assign]

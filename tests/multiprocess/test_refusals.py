@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from scope_contracts.call_budget import CallBudget
 from scope_contracts.errors import LinkTimeoutError
-from scope_rt.mesh.budget import CallBudget
+from scope_rt.checks import Checks
+from scope_rt.instruments import Instruments
 from scope_rt.mesh.worker import Worker
 from scope_rt.session import StreamSession
 from tests.multiprocess.ranks import Ranks
@@ -75,18 +77,18 @@ def test_a_peer_that_leaves_is_a_named_error(ranks: Ranks, folder: Path) -> None
     assert error.startswith("PeerLostError: chunk 0: receive from rank 1")
 
 
+def count_twice(budget: CallBudget) -> None:
+    budget.enter()
+    budget.enter()
+
+
 def one_call_too_many(folder: Path) -> None:
     """Rank 1's schedule is longer than the plan's budget."""
-    with StreamSession(folder, plan="pp0", tp=1) as session:
-        if os.environ["RANK"] == "1":
-            enter = CallBudget.enter
-            CallBudget.enter = lambda self: (enter(self), enter(self))[0]  # type: ignore[method-assign]
-            try:
-                list(session.stream("red circle"))
-            finally:
-                CallBudget.enter = enter  # type: ignore[method-assign]
-        else:
-            list(session.stream("red circle", num_chunks=1))
+    is_odd = os.environ["RANK"] == "1"
+    checks = Checks(count_call=count_twice) if is_odd else Checks()
+    instruments = Instruments(checks=checks)
+    with StreamSession(folder, plan="pp0", tp=1, instruments=instruments) as session:
+        list(session.stream("red circle", num_chunks=1))
 
 
 def test_a_call_beyond_the_budget_is_refused_on_entry_and_frees_its_peer(

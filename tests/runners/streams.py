@@ -11,9 +11,10 @@ import pytest
 
 from scope_contracts.errors import PeerLostError
 from scope_rt.control.chunk import Chunk
-from scope_rt.faults import Fault, FaultPlan, encode
 from scope_rt.session import StreamSession
 from scope_runners import show
+from scope_runners.break_it.faults import Fault, FaultPlan, encode
+from scope_runners.break_it.instruments import FAULTS
 from scope_runners.main import main
 
 SHORT = ["stream", "--prompt", "a red circle", "--seconds", "3", "--seed", "7"]
@@ -63,5 +64,6 @@ def lose_the_link_after(num_chunks: int, out: Path, *arguments: str, stopped: bo
 PP1 = ["--plan", "pp1", "--oversubscribe"]
 
 
-def kill(*faults: Fault) -> str:
-    return encode(FaultPlan(faults=faults))
+def set_faults(monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> None:
+    """Faults of the ranks that `break_it.stream` starts in this test."""
+    monkeypatch.setenv(FAULTS, encode(FaultPlan(faults=faults)))

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from scope_rt.faults import Fault, FaultPlan, FaultPoint, encode
+from scope_rt.faults import FaultPoint
 from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.segments import SegmentJournal
 from scope_rt.video.writer import VideoWriter
 from scope_runners import rank_group, show
+from scope_runners.break_it import stream
+from scope_runners.break_it.faults import Fault
 from scope_runners.journal import Journal
 from scope_runners.main import main
 from scope_runners.storyboard import Storyboard
@@ -25,6 +27,7 @@ from tests.runners.streams import (
     SHORT,
     lose_the_link_after,
     num_frames,
+    set_faults,
     signal_after_two_chunks,
 )
 
@@ -215,16 +218,15 @@ def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_gone_on_with
         times=1,
         arguments={"seconds": 600.0},
     )
-    monkeypatch.setenv("SCOPE_FAULTS", encode(FaultPlan(faults=(slow,))))
+    set_faults(monkeypatch, slow)
     monkeypatch.setattr(rank_group, "ORDERLY_END_S", 1.0)
     person = threading.Thread(target=stop_in_chunk_2)
     person.start()
     tp = ["--plan", "tp_v1_1", "--tp", "2", "--oversubscribe"]
-    assert main([*SHORT, *tp, "--out", str(out)]) > 128
+    assert stream.main([*SHORT[1:], *tp, "--out", str(out)]) > 128
     person.join()
     said = capfd.readouterr().err.splitlines()
     assert said[-1] == f"scope-rt: {out} is unfinished; add --resume to go on"
-    monkeypatch.delenv("SCOPE_FAULTS")
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
     assert capfd.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 2; 2 are kept"
     assert num_frames(out) == 48

@@ -6,15 +6,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from scope_rt.faults import Fault, FaultPoint
+from scope_rt.faults import FaultPoint
+from scope_runners.break_it import stream
+from scope_runners.break_it.faults import Fault
 from scope_runners.main import main
 from scope_runners.summary import STAGES
 from tests.runners.streams import (
     PP1,
     SHORT,
-    kill,
     lose_the_link_after,
     num_frames,
+    set_faults,
     signal_after_two_chunks,
 )
 
@@ -127,9 +129,9 @@ def test_a_loss_before_the_first_chunk_does_not_bring_an_earlier_stream_back(
     (tmp_path / ".a.mp4.journal").unlink()  # as one who wants to start anew is told to
     capfd.readouterr()
     at_start = Fault(action="kill", rank=1, point=FaultPoint.START, chunk=-1)
-    monkeypatch.setenv("SCOPE_FAULTS", kill(at_start))
+    set_faults(monkeypatch, at_start)
     arguments = ["--prompt", "a green square", "--out", str(out), "--max-restarts", "1", "--json"]
-    assert main([*SHORT, *PP1, *arguments]) == 0
+    assert stream.main([*SHORT[1:], *PP1, *arguments]) == 0
     summary = json.loads(capfd.readouterr().out)
     assert [c["chunk_index"] for c in summary["chunks"]] == [0, 1, 2, 3]
     assert {c["prompt"] for c in summary["chunks"]} == {"a green square"}
@@ -143,9 +145,9 @@ def test_a_stream_that_is_started_again_after_progress_is_concluded_once(
         Fault(action="kill", rank=1, point=FaultPoint.CALL, chunk=chunk, attempt=attempt)
         for attempt, chunk in enumerate((2, 4))
     ]
-    monkeypatch.setenv("SCOPE_FAULTS", kill(*losses))
+    set_faults(monkeypatch, *losses)
     arguments = ["--seconds", "4.5", "--out", str(tmp_path / "a.mp4")]
-    assert main([*SHORT, *PP1, *arguments, "--max-restarts", "1", "--json"]) == 0
+    assert stream.main([*SHORT[1:], *PP1, *arguments, "--max-restarts", "1", "--json"]) == 0
     summary = json.loads(capfd.readouterr().out)
     assert summary["ending"] == "complete"
     assert [c["chunk_index"] for c in summary["chunks"]] == [0, 1, 2, 3, 4, 5]

@@ -24,6 +24,7 @@ from scope_lab.tiny.prompts import describe
 from scope_lab.tiny.world import CHUNK_FRAMES, sample_clips
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.instruments import Instruments
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
 from scope_rt.text.words import SceneSpec
@@ -100,7 +101,7 @@ class Streams:
                         seed=1,
                         kv_cache=RING if name == EQUAL_BYTES else name,
                         past=self._past,
-                        trace=self._times[name],
+                        instruments=Instruments(trace=self._times[name]),
                         config=RuntimeConfig(),
                     )
                 except UnsupportedError as error:

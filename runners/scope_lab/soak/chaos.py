@@ -26,7 +26,8 @@ from scope_lab.soak.diary import (
 from scope_lab.soak.job import SoakJob
 from scope_lab.soak.memory import LAUNCHER, ZYGOTE, parent_of, rss_bytes
 from scope_lab.soak.schedule import FaultKind, PlannedFault
-from scope_rt.faults import FaultPlan, Happened, encode, read_log
+from scope_runners.break_it.faults import FaultPlan, Happened, encode, read_log
+from scope_runners.break_it.instruments import FAULTS
 from scope_runners.fork_server import Event, RankEnded, RankStarted
 
 STALL_S = 90.0
@@ -114,7 +115,7 @@ class Chaos:
             faults=tuple(replace(fault, attempt=number) for fault in faults),
             log=str(self._job.injected_log(self._first_attempt + number)),
         )
-        return {"SCOPE_FAULTS": encode(plan)}
+        return {FAULTS: encode(plan)}
 
     def take(self, number: int, event: Event) -> None:
         """The launcher's events."""

@@ -22,6 +22,7 @@ from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import StreamSession
 from scope_rt.video.writer import VideoWriter
+from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.guarded import guarded
 from scope_runners.witness import Witness, speak_into
 
@@ -57,6 +58,7 @@ def _stream(job: SoakJob, config: RuntimeConfig, log: Log, *, began_s: float) ->
         checkpoint=job.checkpoint,
         resume=log.attempt > 0,
         record=job.recording,
+        instruments=instruments_from_environment(),
         config=config,
     )
     with session:

@@ -14,10 +14,10 @@ from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.mesh.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
-from scope_rt.tripwires import Tripwire
 from scope_runners.arguments import positive, positive_number
 from scope_runners.break_it.catalogue import CASES, chosen
 from scope_runners.break_it.detectors import TrialResult, detectors_table
+from scope_runners.break_it.disarm import Detector
 from scope_runners.break_it.driver import Driver
 from scope_runners.break_it.models import rebuilding_twin
 from scope_runners.break_it.scenario import Case
@@ -38,16 +38,16 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--detectors",
         action="store_true",
-        help="disarm each tripwire in turn, and show that its fault then hangs or drifts; with "
+        help="disarm each detector in turn, and show that its fault then hangs or drifts; with "
         "names, those of these faults",
     )
     add(
         "--disarm",
         action="append",
         default=[],
-        choices=list(Tripwire),
-        metavar="TRIPWIRE",
-        help=f"break things without this detector: {', '.join(Tripwire)}",
+        choices=list(Detector),
+        metavar="DETECTOR",
+        help=f"break things without this detector: {', '.join(Detector)}",
     )
     add(
         "--plan",
@@ -135,7 +135,7 @@ def _run_faults(suite: Suite, cases: tuple[Case, ...], namespace: argparse.Names
     results: list[Result] = []
     if not namespace.json:
         print(head(), flush=True)
-    for result in _results(suite, cases, tuple(map(Tripwire, namespace.disarm))):
+    for result in _results(suite, cases, tuple(map(Detector, namespace.disarm))):
         results.append(result)
         if not namespace.json:
             print(rows(result), flush=True)
@@ -146,14 +146,14 @@ def _run_faults(suite: Suite, cases: tuple[Case, ...], namespace: argparse.Names
 
 
 def _results(
-    suite: Suite, cases: tuple[Case, ...], disarmed: tuple[Tripwire, ...]
+    suite: Suite, cases: tuple[Case, ...], disarmed: tuple[Detector, ...]
 ) -> Iterator[Result]:
     for case in cases:
         yield suite.run(case, disarmed=disarmed)
 
 
 def _run_trials(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> bool:
-    """Disarm the tripwires of these faults in turn; whether each was shown to matter."""
+    """Disarm the detectors of these faults in turn; whether each was shown to matter."""
     results: list[TrialResult] = []
     for result in suite.trials(cases):
         results.append(result)

@@ -6,9 +6,10 @@ reach anybody once the first chunk of the new one has.
 
 from functools import partial
 
-from scope_rt.faults import FaultPoint, at
+from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.events import EventKind
+from scope_runners.break_it.faults import at
 from scope_runners.break_it.observation import LEFT, Observation, dropped_chunks, recorded_chunks
 from scope_runners.break_it.scenario import (
     FAULT_CHUNK,

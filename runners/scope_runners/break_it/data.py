@@ -3,8 +3,9 @@
 from functools import partial
 
 from scope_contracts.envelope import PlanId
-from scope_rt.faults import FaultPoint, at
+from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
+from scope_runners.break_it.faults import at
 from scope_runners.break_it.observation import LEFT
 from scope_runners.break_it.scenario import (
     FAULT_CHUNK,

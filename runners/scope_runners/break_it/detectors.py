@@ -1,23 +1,23 @@
 """A detector that cannot fail detects nothing: each is disarmed in turn, and its fault let through.
 
 What must then happen is what this project exists to prevent: a run that hangs until it is ended, or
-a chunk that looks plausible and is wrong. Where a second tripwire would catch the fault as well,
+a chunk that looks plausible and is wrong. Where a second detector would catch the fault as well,
 both are disarmed.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scope_rt.tripwires import Tripwire
+from scope_runners.break_it.disarm import Detector
 from scope_runners.break_it.observation import Observation, seconds_per_chunk
 from scope_runners.break_it.verdict import Result, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A fault, and the tripwires without which it gets through."""
+    """A fault, and the detectors without which it gets through."""
 
-    disarmed: tuple[Tripwire, ...]
+    disarmed: tuple[Detector, ...]
     case: str
 
     def __str__(self) -> str:
@@ -25,25 +25,25 @@ class Trial:
 
 
 TRIALS = (
-    Trial(disarmed=(Tripwire.ENV_PARITY,), case="plan-mismatch/arguments"),
-    Trial(disarmed=(Tripwire.ENV_PARITY,), case="backend-mismatch"),
-    Trial(disarmed=(Tripwire.PREFLIGHT,), case="r0a/shortened"),
-    Trial(disarmed=(Tripwire.LIFECYCLE,), case="cache-reset/no-epoch"),
-    Trial(disarmed=(Tripwire.CALL_BUDGET,), case="call-count/steps"),
-    Trial(disarmed=(Tripwire.ANSWER, Tripwire.STATE_DIGEST), case="stale-answer"),
-    Trial(disarmed=(Tripwire.EPOCH_DROP,), case="late-result"),
-    Trial(disarmed=(Tripwire.STATE_DIGEST,), case="bias-on-the-mesh"),
-    Trial(disarmed=(Tripwire.SCALAR_DIGEST,), case="bias-on-one-rank"),
-    Trial(disarmed=(Tripwire.INPUT_DIGEST,), case="bit-flip/inputs"),
-    Trial(disarmed=(Tripwire.FINGERPRINT,), case="weights/at-load"),
-    Trial(disarmed=(Tripwire.FINGERPRINT,), case="weights/mid-stream"),
-    Trial(disarmed=(Tripwire.HEARTBEAT,), case="stop/follower"),
-    Trial(disarmed=(Tripwire.SLOW_RANK,), case="slow-rank"),
+    Trial(disarmed=(Detector.ENV_PARITY,), case="plan-mismatch/arguments"),
+    Trial(disarmed=(Detector.ENV_PARITY,), case="backend-mismatch"),
+    Trial(disarmed=(Detector.PREFLIGHT,), case="r0a/shortened"),
+    Trial(disarmed=(Detector.LIFECYCLE,), case="cache-reset/no-epoch"),
+    Trial(disarmed=(Detector.CALL_BUDGET,), case="call-count/steps"),
+    Trial(disarmed=(Detector.ANSWER, Detector.STATE_DIGEST), case="stale-answer"),
+    Trial(disarmed=(Detector.EPOCH_DROP,), case="late-result"),
+    Trial(disarmed=(Detector.STATE_DIGEST,), case="bias-on-the-mesh"),
+    Trial(disarmed=(Detector.SCALAR_DIGEST,), case="bias-on-one-rank"),
+    Trial(disarmed=(Detector.INPUT_DIGEST,), case="bit-flip/inputs"),
+    Trial(disarmed=(Detector.FINGERPRINT,), case="weights/at-load"),
+    Trial(disarmed=(Detector.FINGERPRINT,), case="weights/mid-stream"),
+    Trial(disarmed=(Detector.HEARTBEAT,), case="stop/follower"),
+    Trial(disarmed=(Detector.SLOW_RANK,), case="slow-rank"),
 )
 
 
 class Outcome(StrEnum):
-    """What a fault does when its tripwires are disarmed."""
+    """What a fault does when its detectors are disarmed."""
 
     HANG = "hang"
     DRIFT = "drift"
@@ -56,7 +56,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """What came of a trial, with the tripwires and without them."""
+    """What came of a trial, with the detectors and without them."""
 
     trial: Trial
     armed: Result
@@ -66,7 +66,7 @@ class TrialResult:
 
     @property
     def shows_it(self) -> bool:
-        """Whether it is these tripwires that stop the fault."""
+        """Whether it is these detectors that stop the fault."""
         got_through = self.outcome in (Outcome.HANG, Outcome.DRIFT, Outcome.CRAWL)
         return self.armed.verdict is Verdict.PASSED and got_through
 
@@ -74,7 +74,7 @@ class TrialResult:
 def judge_trial(
     trial: Trial, *, armed: Result, disarmed: Result, seen: Observation, chunk_s: float
 ) -> TrialResult:
-    """`seen` is the run without the tripwires, `chunk_s` what a chunk takes in a clean run."""
+    """`seen` is the run without the detectors, `chunk_s` what a chunk takes in a clean run."""
     outcome, what = _outcome(disarmed, seen, chunk_s)
     return TrialResult(
         trial=trial, armed=armed, disarmed=disarmed, outcome=outcome, what_happened=what

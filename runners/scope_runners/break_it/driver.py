@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scope_contracts.errors import ScopeError
-from scope_rt.faults import FaultPlan, encode, read_log
 from scope_rt.mesh.topology import Topology
 from scope_rt.models.recipe import Recipe
-from scope_rt.tripwires import Tripwire
+from scope_runners.break_it.disarm import Detector
 from scope_runners.break_it.events import EventKind, read_events
+from scope_runners.break_it.faults import FaultPlan, encode, read_log
+from scope_runners.break_it.instruments import DISARM, FAULTS
 from scope_runners.break_it.observation import Observation, seconds_per_chunk
 from scope_runners.break_it.scenario import Pace, Scenario, untouched
 from scope_runners.break_it.script import Cue, RankJob, Script
@@ -38,7 +39,7 @@ class Driver:
     bound_s: float = 90.0
     """Of one attempt: every start of a rank begins it anew."""
     hang_bound_s: float = 20.0
-    """Of a run with a tripwire disarmed, beyond what a clean one takes here."""
+    """Of a run with a detector disarmed, beyond what a clean one takes here."""
     heartbeat_s: float = 5.0
     launch: Callable[..., int] = launch_attempts
     """How the ranks of one machine are started."""
@@ -54,8 +55,8 @@ class Driver:
             num_calls=len(recipe.timesteps) + 1,
         )
 
-    def run(self, scenario: Scenario, *, disarmed: Iterable[Tripwire] = ()) -> Observation:
-        """Run `scenario` once; with tripwires disarmed nothing is started again."""
+    def run(self, scenario: Scenario, *, disarmed: Iterable[Detector] = ()) -> Observation:
+        """Run `scenario` once; with detectors disarmed nothing is started again."""
         without, bound_s = sorted(disarmed), self.bound_s
         if without:
             bound_s = self.hang_bound_s + self.clean(Script(), scenario.topology).length_s
@@ -148,13 +149,13 @@ class Driver:
         )
 
     def _environ(
-        self, scenario: Scenario, job: RankJob, disarmed: list[Tripwire]
+        self, scenario: Scenario, job: RankJob, disarmed: list[Detector]
     ) -> dict[str, str]:
         faults = FaultPlan(faults=scenario.faults, log=str(job.faults))
         return {
             "SCOPE_HEARTBEAT_TIMEOUT_S": str(self.heartbeat_s),
             "SCOPE_DIGEST_EVERY": "1",
-            "SCOPE_FAULTS": encode(faults),
-            "SCOPE_DISARM": ",".join(disarmed),
+            FAULTS: encode(faults),
+            DISARM: ",".join(disarmed),
             **scenario.shared,
         }

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from scope_contracts.recording import Dropped, Finished, Record
 from scope_contracts.recording_file import RecordingReader
-from scope_rt.faults import Happened
 from scope_runners.break_it.events import Event, EventKind
+from scope_runners.break_it.faults import Happened
 from scope_runners.break_it.script import RankJob
 
 LEFT, KILLED, STOPPED, SILENT = "left", "killed", "stopped", "silent"

@@ -8,8 +8,9 @@ from enum import StrEnum
 from functools import partial
 
 from scope_contracts.envelope import PlanId
-from scope_rt.faults import Fault, FaultPoint, at
+from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
+from scope_runners.break_it.faults import Fault, at
 from scope_runners.break_it.observation import KILLED, LEFT, STOPPED
 from scope_runners.break_it.scenario import (
     DEAD_S,

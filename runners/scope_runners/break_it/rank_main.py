@@ -21,6 +21,7 @@ from scope_rt.control.recompute import RecomputeMode
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.break_it.audience import Listener, gather
 from scope_runners.break_it.events import EventKind, EventLog, read_events
+from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.break_it.script import RankJob
 from scope_runners.guarded import guarded
 from scope_runners.witness import Witness, speak_into
@@ -63,6 +64,7 @@ def _stream(job: RankJob, config: RuntimeConfig, log: EventLog) -> None:
         checkpoint=job.checkpoint,
         resume=config.attempt > 0,
         record=job.recording if job.records else None,
+        instruments=instruments_from_environment(),
         config=config,
     )
     with ExitStack() as stack:

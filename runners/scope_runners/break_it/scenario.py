@@ -6,8 +6,9 @@ from enum import StrEnum
 from typing import Any
 
 from scope_contracts.envelope import PlanId
-from scope_rt.faults import Fault, FaultPoint, at
+from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
+from scope_runners.break_it.faults import Fault, at
 from scope_runners.break_it.observation import LEFT, Observation
 from scope_runners.break_it.script import Audience, Script
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from scope_contracts.errors import UserInputError
 from scope_rt.mesh.topology import Topology
-from scope_rt.tripwires import Tripwire
 from scope_runners.break_it.catalogue import case_named
 from scope_runners.break_it.detectors import TRIALS, Trial, TrialResult, judge_trial
+from scope_runners.break_it.disarm import Detector
 from scope_runners.break_it.driver import Driver
 from scope_runners.break_it.observation import Observation
 from scope_runners.break_it.scenario import Case, Scenario
@@ -22,7 +22,7 @@ class Suite:
     driver: Driver
     topology: Topology | None = None
 
-    def run(self, case: Case, *, disarmed: tuple[Tripwire, ...] = ()) -> Result:
+    def run(self, case: Case, *, disarmed: tuple[Detector, ...] = ()) -> Result:
         """The row of one case."""
         scenario, topology = self._scenario(case), self.topology or case.natural
         if scenario is None:
@@ -32,7 +32,7 @@ class Suite:
         return self._try(case, scenario, disarmed)[0]
 
     def trials(self, cases: Collection[Case]) -> Iterator[TrialResult]:
-        """The faults of these cases that have a trial, with their tripwires and without them.
+        """The faults of these cases that have a trial, with their detectors and without them.
 
         Raises:
             UserInputError: none has.
@@ -46,7 +46,7 @@ class Suite:
         return map(self.trial, trials)
 
     def trial(self, trial: Trial) -> TrialResult:
-        """A fault, with its tripwires and without them.
+        """A fault, with its detectors and without them.
 
         Raises:
             UserInputError: the topology that was asked for has no such fault.
@@ -65,7 +65,7 @@ class Suite:
         return case.build(topology, self.driver.pace(topology))
 
     def _try(
-        self, case: Case, scenario: Scenario, disarmed: tuple[Tripwire, ...]
+        self, case: Case, scenario: Scenario, disarmed: tuple[Detector, ...]
     ) -> tuple[Result, Observation]:
         seen = self.driver.run(scenario, disarmed=disarmed)
         reference = self.driver.reference(seen, scenario.topology)

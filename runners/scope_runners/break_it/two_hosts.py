@@ -11,9 +11,10 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from scope_rt.faults import FaultPoint, Happened
+from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.events import EventKind, EventLog, read_events
+from scope_runners.break_it.faults import Happened
 from scope_runners.break_it.scenario import FAULT_CHUNK
 from scope_runners.break_it.script import RankJob
 from scope_runners.break_it.watch import GONE_WITHIN_S, RANK_MODULE, Watch

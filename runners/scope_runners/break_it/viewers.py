@@ -1,9 +1,10 @@
 """Faults 22 and 23: a full disk and viewers who never read are no business of the stream."""
 
-from scope_rt.faults import FaultPoint, at
+from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.audience import UNREAD_CHUNKS
 from scope_runners.break_it.events import EventKind
+from scope_runners.break_it.faults import at
 from scope_runners.break_it.observation import Observation, recorded_chunks
 from scope_runners.break_it.scenario import FAULT_CHUNK, PP1, Case, Pace, Scenario, untouched
 from scope_runners.break_it.script import Audience

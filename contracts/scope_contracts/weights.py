@@ -1,0 +1,48 @@
+"""Weights in use are the weights of the checkpoint, bit for bit, and stay so.
+
+A checksum is the sum of a tensor's bits modulo 2^64, so the checksums of a tensor's shards add up
+to the checksum of the whole.
+"""
+
+from collections.abc import Callable, Mapping
+
+from scope_contracts.errors import FingerprintError
+
+Checksums = Mapping[str, int]
+"""One per weight, by the weight's name."""
+
+
+def check_loaded(
+    by_rank: Mapping[int, Checksums], whole: Checksums, is_sharded: Callable[[str], bool]
+) -> None:
+    """Compare what all generator ranks loaded with the `whole` checkpoint, in the dtype of use.
+
+    Of a weight that is not sharded each rank holds all.
+
+    Raises:
+        FingerprintError: naming the weight, and the rank where one alone is off.
+    """
+    for name, want in whole.items():
+        if is_sharded(name):
+            if sum(sums[name] for sums in by_rank.values()) % 2**64 != want:
+                raise FingerprintError(
+                    f"weight {name}: the shards of ranks {sorted(by_rank)} do not add up to the "
+                    "checkpoint"
+                )
+            continue
+        for rank, sums in by_rank.items():
+            if sums[name] != want:
+                raise FingerprintError(f"rank {rank}: weight {name} is not the checkpoint's")
+
+
+def check_unchanged(rank: int, chunk: int, loaded: Checksums, now: Callable[[str], int]) -> None:
+    """Compare what `rank` loaded with what is in its memory `now`, a weight's checksum by name.
+
+    Raises:
+        FingerprintError: naming the first weight that changed.
+    """
+    for name, want in loaded.items():
+        if now(name) != want:
+            raise FingerprintError(
+                f"chunk {chunk}: rank {rank}: weight {name} is not what was loaded"
+            )

@@ -1,0 +1,99 @@
+"""A detector that is disarmed does nothing, which shows what it is there for.
+
+Each one stands for the functions of `scope_rt.checks.Checks` that are replaced to disarm it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from scope_contracts.call_budget import CallBudget
+from scope_contracts.errors import UserInputError
+from scope_contracts.lifecycle import Lifecycle
+from scope_rt.checks import Checks
+
+
+class Detector(StrEnum):
+    """One detector each."""
+
+    ENV_PARITY = "env_parity"
+    """Settings are compared over all ranks before the first model collective."""
+    PREFLIGHT = "preflight"
+    """Rank0 and the mesh check an envelope by itself."""
+    LIFECYCLE = "lifecycle"
+    """Every rank checks an envelope against the ones before it."""
+    CALL_BUDGET = "call_budget"
+    """A generator call that was not planned never starts, and a short count is never committed."""
+    ANSWER = "answer"
+    """Rank0 checks that a result answers the envelope it sent."""
+    EPOCH_DROP = "epoch_drop"
+    """A result of an epoch that was cut off is dropped."""
+    STATE_DIGEST = "state_digest"
+    """Every result tells what was run and where the cache stands."""
+    SCALAR_DIGEST = "scalar_digest"
+    """Every N chunks the generator ranks compare what they are about to run."""
+    INPUT_DIGEST = "input_digest"
+    """What arrives on the link is what was sent (`SCOPE_TP_INPUT_DIGEST=1`)."""
+    FINGERPRINT = "fingerprint"
+    """Weights are those of the checkpoint, at load and every N chunks."""
+    HEARTBEAT = "heartbeat"
+    """A rank that stops answering is named."""
+    SLOW_RANK = "slow_rank"
+    """A rank far slower than the others is named (`SCOPE_SLOW_RANK_FACTOR`)."""
+
+
+def detectors_named(names: Iterable[str]) -> frozenset[Detector]:
+    """The detectors of these names.
+
+    Raises:
+        UserInputError: there is no detector of that name.
+    """
+    try:
+        return frozenset(Detector(name) for name in names)
+    except ValueError as error:
+        choices = ", ".join(Detector)
+        raise UserInputError(f"SCOPE_DISARM: {error}; choose from {choices}") from None
+
+
+def checks_without(detectors: Iterable[Detector]) -> Checks:
+    """All checks but those of `detectors`."""
+    checks = Checks()
+    for detector in detectors:
+        checks = replace(checks, **_REPLACED[detector])
+    return checks
+
+
+def _nothing(*values: object, **named: object) -> None:
+    """No check at all."""
+
+
+def _never(result_epoch: int, first_epoch: int) -> bool:
+    return False
+
+
+def _count(budget: CallBudget) -> None:
+    budget.observed += 1
+
+
+def _commit(lifecycle: Lifecycle, observed_calls: int) -> Lifecycle:
+    return lifecycle.commit(lifecycle.call_budget or 0)
+
+
+_REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
+    {
+        Detector.ENV_PARITY: {"settings": _nothing},
+        Detector.PREFLIGHT: {"preflight": _nothing},
+        Detector.LIFECYCLE: {"enter": Lifecycle.follow},
+        Detector.CALL_BUDGET: {"count_call": _count, "commit": _commit},
+        Detector.ANSWER: {"answer": _nothing},
+        Detector.EPOCH_DROP: {"is_dropped": _never},
+        Detector.STATE_DIGEST: {"state": _nothing},
+        Detector.SCALAR_DIGEST: {"scalars": _nothing},
+        Detector.INPUT_DIGEST: {"input_digests": _nothing},
+        Detector.FINGERPRINT: {"loaded_weights": _nothing, "weights": _nothing},
+        Detector.HEARTBEAT: {"heartbeat": _nothing},
+        Detector.SLOW_RANK: {"pace": _nothing},
+    }
+)

@@ -1,0 +1,116 @@
+"""Every check of a running stream is a function that is handed in, all of them real by default.
+
+The runtime calls `instruments.checks.NAME(...)` and knows no way round it. That a check matters is
+shown from outside: the break-it suite hands in one function that does nothing in place of a real
+one, and sees the fault of that check get through.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scope_contracts.answer import check_answer, check_state
+from scope_contracts.call_budget import CallBudget
+from scope_contracts.envelope import PPEnvelope, PPResult
+from scope_contracts.errors import DigestError, SlowRankError
+from scope_contracts.geometry import ChunkGeometry
+from scope_contracts.lifecycle import Lifecycle
+from scope_contracts.parity import ParityKeys, ScalarDigest, compare, compare_digests
+from scope_contracts.preflight import preflight as check_envelope
+from scope_contracts.tensor_spec import TensorSpec
+from scope_contracts.weights import Checksums, check_loaded, check_unchanged
+
+
+class _StateCheck(Protocol):
+    def __call__(self, envelope: PPEnvelope, *, ran: bytes, planned: bytes) -> None: ...
+
+
+class _InputDigestCheck(Protocol):
+    def __call__(
+        self,
+        where: str,
+        peer: str,
+        *,
+        sent: Mapping[str, bytes],
+        arrived: Mapping[str, bytes],
+    ) -> None: ...
+
+
+def is_superseded(result_epoch: int, first_epoch: int) -> bool:
+    """Whether a result is of an epoch that a hard cut has ended; it is dropped then."""
+    return result_epoch < first_epoch
+
+
+def check_input_digests(
+    where: str, peer: str, *, sent: Mapping[str, bytes], arrived: Mapping[str, bytes]
+) -> None:
+    """Compare what arrived from `peer` with the digests it sent along.
+
+    Raises:
+        DigestError: naming what differs.
+    """
+    for name, want in sent.items():
+        if arrived[name] != want:
+            raise DigestError(
+                f"{where}: {name} from {peer}: got digest {arrived[name].hex()}, sent was "
+                f"{want.hex()}"
+            )
+
+
+def check_pace(
+    chunk: int, busy_ms: Sequence[float], ranks: Sequence[int], slow_factor: float
+) -> None:
+    """Compare how long each of `ranks` computes a chunk; 0 is not known yet.
+
+    Raises:
+        SlowRankError: naming the slowest, where it takes `slow_factor` times the fastest one's.
+    """
+    slowest, fastest = max(busy_ms), min(busy_ms)
+    if slowest > slow_factor * fastest > 0:
+        rank = ranks[busy_ms.index(slowest)]
+        raise SlowRankError(
+            f"chunk {chunk}: rank {rank} computes {slowest:.0f} ms a chunk where {fastest:.0f} "
+            f"ms are usual; more than SCOPE_SLOW_RANK_FACTOR = {slow_factor:g} times"
+        )
+
+
+def _run(start: Callable[[], None]) -> None:
+    start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """One function per check; each raises the error that its function names."""
+
+    settings: Callable[[Sequence[ParityKeys]], None] = compare
+    """All ranks, before the first model collective: were they started alike?"""
+    loaded_weights: Callable[[Mapping[int, Checksums], Checksums, Callable[[str], bool]], None] = (
+        check_loaded
+    )
+    """All ranks, after loading: do they hold the checkpoint's weights?"""
+    weights: Callable[[int, int, Checksums, Callable[[str], int]], None] = check_unchanged
+    """A generator rank, every N chunks: does it still hold what it loaded?"""
+    heartbeat: Callable[[Callable[[], None]], None] = _run
+    """Every rank, once connected: starts the thread that names a rank which stops answering."""
+    preflight: Callable[[PPEnvelope, Mapping[str, TensorSpec], ChunkGeometry], None] = (
+        check_envelope
+    )
+    """Rank0 before it sends, the mesh before it receives tensors: is the envelope whole?"""
+    enter: Callable[[Lifecycle, PPEnvelope], Lifecycle] = Lifecycle.enter
+    """Every rank: may this envelope come after those before it?"""
+    count_call: Callable[[CallBudget], None] = CallBudget.enter
+    """A generator rank, before every generator call: was this call planned?"""
+    commit: Callable[[Lifecycle, int], Lifecycle] = Lifecycle.commit
+    """A generator rank, after a chunk: did it make as many calls as planned?"""
+    scalars: Callable[[Sequence[ScalarDigest], Sequence[int]], None] = compare_digests
+    """The generator ranks, every N chunks: are they about to run the same chunk?"""
+    pace: Callable[[int, Sequence[float], Sequence[int], float], None] = check_pace
+    """The generator ranks, every N chunks: is one far slower than the others?"""
+    input_digests: _InputDigestCheck = check_input_digests
+    """The receiver of a message with digests: did it arrive as it was sent?"""
+    answer: Callable[[PPEnvelope, PPResult], None] = check_answer
+    """Rank0: does this result answer the envelope it should?"""
+    state: _StateCheck = check_state
+    """Rank0: was the result made from the planned scalars, on the planned cache?"""
+    is_dropped: Callable[[int, int], bool] = is_superseded
+    """Rank0: was the result's epoch ended by a hard cut, so that it must not be shown?"""
