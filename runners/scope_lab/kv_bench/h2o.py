@@ -18,10 +18,10 @@ from scope_contracts.tensor_spec import DType
 from scope_lab.kv_bench.result import Curve, Effort, Line, Part, SystemResult
 from scope_lab.kv_bench.stopwatch import Stopwatch, median_ratio
 from scope_lab.recall.held import bytes_held, cache_bytes
+from scope_lab.recall.model import new_recall_model
 from scope_rt.kv_cache.policy import EvictionPolicy, HeavyHitters, sliding_window
 from scope_rt.lm.eviction import install_eviction_policy, remove_kv_eviction
 from scope_rt.lm.eviction_layer import EvictingLayer
-from scope_rt.lm.models.recall import new_recall_model
 from scope_rt.lm.specs.row_storage import Evicting
 
 VOCAB = 512

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from scope_lab.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
+from scope_lab.recall.model import load_recall_model
 from scope_lab.recall.sweep import PIECE_TOKENS, Cell, measure_cell
 from scope_lab.recall.systems import EVICTING, FULL, SYSTEMS, bytes_per_token
 from scope_lab.recall.tasks import MEANINGS, Task
-from scope_rt.lm.models.recall import load_recall_model
 
 LENGTHS = {Effort.QUICK: (128,), Effort.FULL: (128, 256, 512)}
 TEXTS_PER_DEPTH = {Effort.QUICK: 2, Effort.FULL: 10}

@@ -16,13 +16,13 @@ import torch
 from scope_lab.cache_peak import RowsCache, peak_bytes
 from scope_lab.kv_bench.result import Curve, Effort, Line, Part, Quality, SystemResult
 from scope_lab.kv_bench.stopwatch import Stopwatch, median_ratio
+from scope_lab.recall.model import new_recall_model
 from scope_rt.kv_cache.block_pool import BlockPool
 from scope_rt.lm.cache.contiguous import ContiguousCache
 from scope_rt.lm.cache.paged import PagedCache
 from scope_rt.lm.cache.paged_store import PagedStore, num_blocks_in
 from scope_rt.lm.decode_loop import DecodeLoop
 from scope_rt.lm.model_rows import ModelRows, model_rows
-from scope_rt.lm.models.recall import new_recall_model
 from scope_rt.lm.requests import Completion, Request, Specialist
 from scope_rt.lm.specs.row_storage import BLOCK_SIZE
 from scope_rt.lm.step import AppendingCache, next_logits

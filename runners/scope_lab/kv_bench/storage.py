@@ -16,12 +16,12 @@ from scope_contracts.tensor_spec import DType
 from scope_lab.cache_peak import peak_bytes
 from scope_lab.kv_bench.result import Effort, Part, SystemResult
 from scope_lab.kv_bench.stopwatch import median_ratio, step_seconds
+from scope_lab.recall.model import load_recall_model
 from scope_rt.lm.cache.backend_policy import DeviceTraits, Lane, why_not
 from scope_rt.lm.cache.contiguous import ContiguousCache
 from scope_rt.lm.cache.layer_map import AttnLayerMap
 from scope_rt.lm.model_rows import model_rows
 from scope_rt.lm.models.mla import MLA, MLAConfig, MLAForm
-from scope_rt.lm.models.recall import load_recall_model
 from scope_rt.lm.step import next_logits
 
 CPU = torch.device("cpu")

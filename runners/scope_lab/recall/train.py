@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from scope_contracts.errors import UserInputError
+from scope_lab.recall import model as recall
 from scope_lab.recall.language import VOCAB_SIZE
 from scope_lab.recall.lessons import draw_lesson, draw_quiz
 from scope_lab.recall.loss import Batch, losses
 from scope_lab.tiny.muon import Muon
-from scope_rt.lm.models import recall
 from scope_runners.arguments import seed
 
 

@@ -7,6 +7,7 @@ import torch
 from scope_contracts.errors import UserInputError
 from scope_lab.recall.language import Text
 from scope_lab.recall.lessons import draw_lesson
+from scope_lab.recall.model import FOLDER, load_recall_model
 from scope_lab.recall.sweep import measure_cell, right_answers
 from scope_lab.recall.systems import (
     EVICTING,
@@ -20,7 +21,6 @@ from scope_lab.recall.systems import (
 )
 from scope_lab.recall.tasks import Task, draw_task
 from scope_lab.recall.train import held_out_accuracy
-from scope_rt.lm.models.recall import FOLDER, load_recall_model
 
 ROWS = 32
 

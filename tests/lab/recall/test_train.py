@@ -17,8 +17,8 @@ from scope_lab.recall.language import (
 )
 from scope_lab.recall.lessons import draw_lesson, draw_quiz
 from scope_lab.recall.loss import Batch, keys_of_values, losses
+from scope_lab.recall.model import FOLDER, load_recall_model, new_recall_model, save_recall_model
 from scope_lab.recall.train import Stage, Trainer
-from scope_rt.lm.models.recall import FOLDER, load_recall_model, new_recall_model, save_recall_model
 
 CURRICULUM = (
     Stage(length=24, batch=2, num_steps=2, is_quiz=True),

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-FOLDER = Path(__file__).parents[2] / "assets" / "recall"
+FOLDER = Path(__file__).parent / "weights"
 WEIGHTS = "model.safetensors"
 _TIED, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 MAX_LENGTH = 512
