@@ -99,12 +99,22 @@ def _open_plan_memory(
     return lambda parsed, argv: run_plan_memory(parsed)
 
 
+def _open_runbook(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    from scope_runners.runbook import add_runbook_arguments, run_runbook
+
+    add_runbook_arguments(parser)
+    return lambda parsed, argv: run_runbook(parsed)
+
+
 COMMANDS = {
     "stream": Command("make a video from a prompt", _open_stream),
     "inspect": Command("look into a flight recording", _open_inspect),
     "replay": Command("run a recorded stream again and compare", _open_replay),
     "plan-memory": Command("say what a rank needs, and what to change", _open_plan_memory),
     "break-it": Command("inject faults into real ranks and see them caught", _open_break_it),
+    "runbook": Command("show what an error's `see runbooks/...` points to", _open_runbook),
 }
 
 

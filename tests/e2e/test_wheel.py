@@ -1,16 +1,20 @@
-"""What a user installs is the built wheel: our three names, the model inside, and it streams."""
+"""What a user installs is the built wheel: the product alone, and all of it works anywhere."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 OURS = {"scope_contracts", "scope_rt", "scope_runners"}
+LABORATORY = re.compile(r"(^|[/_])(lab|bench|fuzz|parity_record|soak|train|recall)")
+CITED = re.compile(r'runbooks/([\w/-]+)\.md|runbook: ClassVar\[str \| None\] = "([\w/-]+)"')
 
 
 @pytest.fixture(scope="module")
@@ -22,41 +26,83 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_adds_no_name_but_ours_and_carries_the_model(wheel: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The wheel in a folder of its own, used from another one."""
+
+    site: Path
+    folder: Path
+
+    def python(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-P", *arguments],
+            env=os.environ | {"PYTHONPATH": str(self.site)},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    def scope_rt(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "scope_runners.main", *arguments, code=code)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    site = tmp_path_factory.mktemp("site")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, timeout=100)
+    return Installed(site, tmp_path_factory.mktemp("away"))
+
+
+def _sizes(wheel: Path) -> dict[str, int]:
     with zipfile.ZipFile(wheel) as archive:
-        sizes = {item.filename: item.file_size for item in archive.infolist()}
+        return {item.filename: item.file_size for item in archive.infolist()}
+
+
+def test_wheel_adds_no_name_but_ours_and_carries_the_model(wheel: Path) -> None:
+    sizes = _sizes(wheel)
     tops = {name.split("/")[0] for name in sizes}
     assert {top for top in tops if not top.endswith(".dist-info")} == OURS
     assert {f"{name}/py.typed" for name in OURS} <= sizes.keys()
     weights = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
-    assert len(weights) == 4
-    assert sum(weights.values()) < 16e6
+    assert len(weights) == 3
+    assert sum(weights.values()) < 10e6
 
 
-def test_installed_wheel_streams_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, timeout=100)
-    command = [sys.executable, "-P", "-m", "scope_runners.main", "stream", "--json"]
-    arguments = ["--prompt", "a red circle", "--seconds", "1", "--out", str(tmp_path / "a.mp4")]
-    shown = subprocess.run(
-        [*command, *arguments],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        timeout=100,
-    )
-    summary = json.loads(shown.stdout)
-    assert summary["totals"]["frames"] == 24
-    where = "import scope_rt; print(scope_rt.__file__)"
-    imported = subprocess.run(
-        [sys.executable, "-P", "-c", where],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert imported.stdout.startswith(str(site))
+def test_wheel_has_no_laboratory_no_training_and_no_fuzzer(wheel: Path) -> None:
+    assert [name for name in _sizes(wheel) if LABORATORY.search(name)] == []
+    in_repository = [str(path.relative_to(ROOT)) for path in (ROOT / "runners").rglob("*.py")]
+    assert len([name for name in in_repository if LABORATORY.search(name)]) > 50
+
+
+def test_installed_wheel_streams_and_replays_away_from_the_repository(installed: Installed) -> None:
+    stream = ["stream", "--prompt", "a red circle", "--seconds", "1", "--out", "a.mp4"]
+    shown = installed.scope_rt(*stream, "--record", "a.scope", "--json")
+    assert json.loads(shown.stdout)["totals"]["frames"] == 24
+    assert "result     equal" in installed.scope_rt("replay", "a.scope").stdout
+    where = installed.python("-c", "import scope_rt; print(scope_rt.__file__)")
+    assert where.stdout.startswith(str(installed.site))
+
+
+def test_installed_wheel_breaks_a_stream_and_names_what_it_broke(installed: Installed) -> None:
+    done = installed.scope_rt("break-it", "plan-mismatch/arguments", "--json")
+    (result,) = json.loads(done.stdout)
+    assert result["verdict"] == "passed"
+    assert set(result["ends"]) == {"ParityError"}
+
+
+def test_every_runbook_that_a_message_cites_is_in_the_wheel_and_can_be_read(
+    wheel: Path, installed: Installed
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".py")]
+        texts = [archive.read(name).decode() for name in names]
+    cited = {a or b for text in texts for a, b in CITED.findall(text)}
+    assert {"drift", "hang", "rank-loss", "settings"} <= cited
+    listed = installed.scope_rt("runbook").stdout.splitlines()
+    assert cited <= {line.split()[0] for line in listed}
+    page = (ROOT / "runbooks" / "hang.md").read_text()
+    assert installed.scope_rt("runbook", "runbooks/hang.md").stdout == page

@@ -1,0 +1,57 @@
+"""An error's runbook can be read by the name that the error gives it."""
+
+from pathlib import Path
+
+import pytest
+
+from scope_contracts.errors import CallCountError, UserInputError
+from scope_runners.guarded import guarded
+from scope_runners.main import main
+
+RUNBOOKS = Path(__file__).parents[2] / "runbooks"
+
+
+@pytest.mark.parametrize("name", ["hang", "hang.md", "runbooks/hang.md"])
+def test_a_page_is_found_by_every_way_to_write_its_name(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runbook", name]) == 0
+    assert capsys.readouterr().out == (RUNBOOKS / "hang.md").read_text()
+
+
+def test_all_pages_are_listed_with_their_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runbook"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == len(list(RUNBOOKS.rglob("*.md")))
+    assert "hang                 A stream stopped, or a rank is gone" in listed
+
+
+@pytest.mark.parametrize("name", ["hung", "../README", "", "hang/"])
+def test_an_unknown_page_is_refused_with_the_names_of_all(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runbook", name]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"scope-rt: no runbook is called {name!r}; there are bring-up, ")
+
+
+def test_a_command_that_cites_a_runbook_says_how_to_read_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> int:
+        raise CallCountError("chunk 7: generator call 6, budget 5")
+
+    assert guarded(fail) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("; see runbooks/hang.md")
+    assert second == "scope-rt: to read it: scope-rt runbook hang"
+    assert guarded(fail, speaker="rank 2") == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_an_error_without_a_runbook_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise UserInputError("no such prompt")
+
+    assert guarded(fail) == 2
+    assert capsys.readouterr().err == "scope-rt: no such prompt\n"
