@@ -4,8 +4,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from scope_rt.config import VARIABLES, RuntimeConfig
 from scope_rt.environment_names import INTERNAL_VARIABLES
+from scope_runners.main import main
 
 RUNBOOKS = Path(__file__).parents[2] / "runbooks"
 
@@ -42,3 +45,12 @@ def test_the_documented_defaults_are_those_of_the_reader() -> None:
 def _with_default_cache(config: RuntimeConfig) -> RuntimeConfig:
     """The reader leaves the default cache to the stream's setup."""
     return replace(config, kv_cache="ring")
+
+
+def test_the_memory_plan_that_is_shown_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (RUNBOOKS / "cache-memory.md").read_text()
+    command, shown = page.split("```\n")[1].split("\n", 1)
+    assert main(command.split()[1:]) == 1, "it does not fit"
+    assert capsys.readouterr().out == shown

@@ -13,6 +13,8 @@ from scope_runners.plan_memory.presets import PRESETS
 from scope_runners.request import EMBEDDED_MODEL
 
 DEFAULT_MODEL = "krea-14b"
+STREAM_DTYPE = DType.FLOAT32
+"""What `scope-rt stream` runs."""
 _GIB = 1 << 30
 _MOST = 1 << 31
 """No size is larger."""
@@ -27,7 +29,12 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", help=f"{presets}, {EMBEDDED_MODEL!r}, or a folder (default {DEFAULT_MODEL})")
     add("--tp", type=_part, default=1, help="ranks that share the heads (default 1)")
     add("--batch", type=_size, default=1, help="sequences, or streams (default 1)")
-    add("--dtype", type=_dtype, default=DType.BFLOAT16, help="of weights and rows (bfloat16)")
+    add(
+        "--dtype",
+        type=_dtype,
+        help=f"of weights and rows (default: {STREAM_DTYPE}, which `scope-rt stream` runs; for "
+        "language models bfloat16)",
+    )
     add(
         "--kv-cache",
         metavar="KIND[:CODEC]",

@@ -1,109 +1,98 @@
-"""`scope-rt plan-memory`: bytes a rank, by line, before anything is started; and what to change.
+"""`scope-rt plan-memory`: bytes of every rank, by line, before anything starts; and what to change.
 
-The exit code is 1 where a GPU was named and the plan does not fit it.
+The exit code is 1 where a GPU was named and a rank does not fit it.
 """
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scope_runners.plan_memory.plan import MemoryPlan, fitting_changes
-from scope_runners.plan_memory.request import WITHOUT_DECODER, MemoryRequest
+from scope_contracts.tensor_spec import DType
+from scope_runners.exit_codes import FAILED
+from scope_runners.plan_memory.arguments import STREAM_DTYPE
+from scope_runners.plan_memory.plan import RankMemory, fits, fitting_changes
+from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.video import VideoRequirement
 
 _GB = 10**9
-_DOES_NOT_FIT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """What the command found out; sizes in bytes of one rank."""
+    """What the command found out. Bytes a token and a sequence are those of one generator rank."""
 
     title: str
-    plan: MemoryPlan
+    dtype: DType
+    is_stream: bool
+    ranks: tuple[RankMemory, ...]
     bytes_per_token: int
     bytes_per_sequence: int
     available_bytes: int | None
+    """Of each GPU; None where none was named."""
+    fits: bool | None
+    """Whether every rank does; None where no GPU was named."""
     changes: tuple[str, ...]
     """Any one of them makes it fit."""
     options: tuple[str, ...]
     """What can be changed at all, as it is typed."""
-    beside: str = ""
-    """What another rank holds that is not counted."""
 
     @property
-    def fits(self) -> bool | None:
-        """None where no GPU was named."""
-        if self.available_bytes is None:
-            return None
-        return self.plan.fits(self.available_bytes)
+    def num_gpus(self) -> int:
+        return sum(len(part.ranks) for part in self.ranks)
 
 
 def run_plan_memory(namespace: argparse.Namespace) -> int:
     """Print the plan; the exit code says whether it fits."""
     report = report_of(MemoryRequest.from_arguments(namespace))
     print(json.dumps(as_json(report), indent=2) if namespace.json else table(report))
-    return _DOES_NOT_FIT if report.fits is False else 0
+    return FAILED if report.fits is False else 0
 
 
 def report_of(request: MemoryRequest) -> MemoryReport:
     """The plan that the arguments ask for."""
-    requirement, beside = request.requirement, ""
+    requirement, available = request.requirement, request.available_bytes
     if isinstance(requirement, VideoRequirement):
-        spec = requirement.spec
+        spec, dtype = requirement.spec, requirement.spec.dtype
         per_token = spec.num_layers * spec.row_format.shard(requirement.tp).bytes_per_row
         per_sequence = spec.num_bytes(requirement.tp) // spec.batch
         frames = f"{spec.capacity_frames} latent frames of {spec.frame_tokens:,} tokens"
-        what = f"batch {spec.batch}, {frames}"
-        if requirement.plan_id in WITHOUT_DECODER:
-            beside = (
-                f"rank0 of {requirement.plan_id} generates nothing; it holds the text encoder and "
-                "the autoencoder"
-            )
+        what = f"batch {spec.batch}, {frames}, plan {requirement.plan_id}"
     else:
-        domain = requirement.domain
+        domain, dtype = requirement.domain, requirement.domain.spec.row_format.dtype
         per_token = domain.spec.bytes_per_token(requirement.tp)
         per_sequence = requirement.bytes_per_sequence
         batch = f"batch {domain.batch} of {domain.max_tokens:,} tokens"
         what = f"models {requirement.num_domains}, {batch}"
-    available = request.available_bytes
+    options = [option.flag for option in requirement.options() if option.values]
     return MemoryReport(
-        title=f"{request.model}, {what}, tp {requirement.tp}",
-        plan=requirement.plan(),
+        title=f"{request.model}, {dtype}, {what}, tp {requirement.tp}",
+        dtype=dtype,
+        is_stream=isinstance(requirement, VideoRequirement),
+        ranks=requirement.rank_memory(),
         bytes_per_token=per_token,
         bytes_per_sequence=per_sequence,
         available_bytes=available,
+        fits=None if available is None else fits(requirement, available),
         changes=() if available is None else fitting_changes(requirement, available),
-        options=tuple(
-            dict.fromkeys(option.flag for option in requirement.options() if option.values)
-        ),
-        beside=beside,
+        options=tuple(dict.fromkeys(options)),
     )
 
 
 def table(report: MemoryReport) -> str:
     """The plan for a person at a terminal."""
+    size = "" if report.available_bytes is None else f" of {report.available_bytes / _GB:.2f} GB"
+    gpus = f"1 GPU{size}" if report.num_gpus == 1 else f"{report.num_gpus} GPUs{size}, one a rank"
     lines = [
         report.title,
-        f"one generator rank: {report.bytes_per_token:,} B a token, "
+        f"{gpus}; a rank that generates keeps {report.bytes_per_token:,} B a token, "
         f"{report.bytes_per_sequence / 1e6:,.1f} MB a sequence",
-        f"{'':<22}{'GB':>9}",
     ]
-    lines += [
-        f"{line.name:<22}{line.num_bytes / _GB:>9.2f} {'~' if line.is_estimate else ' '}  "
-        f"{line.because}"
-        for line in report.plan.lines
-    ]
-    lines.append(f"{'total':<22}{report.plan.num_bytes / _GB:>9.2f}    (~ is an estimate)")
-    if report.beside:
-        lines.append(report.beside)
-    if report.available_bytes is not None:
-        spare = (report.available_bytes - report.plan.num_bytes) / _GB
-        has = f"{report.available_bytes / _GB:.2f} GB"
-        if report.plan.unknown:
-            has += f" without {', '.join(report.plan.unknown)}, which are not known"
-        verdict = f"fits {has}: {spare:.2f} GB to spare"
-        lines.append(verdict if report.fits else f"does not fit {has}: {-spare:.2f} GB too much")
+    if report.is_stream and report.dtype is not STREAM_DTYPE:
+        lines.append(f"scope-rt stream runs {STREAM_DTYPE} only so far; this plans {report.dtype}")
+    for part in report.ranks:
+        lines += _rank_lines(part, report.available_bytes)
+    lines.append("(~ is an estimate)")
     if report.changes:
         one_of = "any one of: " if len(report.changes) > 1 else ""
         lines.append(f"fits with {one_of}{'; '.join(report.changes)}")
@@ -115,10 +104,42 @@ def table(report: MemoryReport) -> str:
     return "\n".join(lines)
 
 
+def _rank_lines(part: RankMemory, available_bytes: int | None) -> Iterator[str]:
+    first, last = part.ranks[0], part.ranks[-1]
+    ranks = f"rank {first}" if first == last else f"ranks {first} to {last}, each"
+    yield f"{ranks}: {part.role}"
+    for line in part.plan.lines:
+        mark = "~" if line.is_estimate else " "
+        yield f"  {line.name:<22}{line.num_bytes / _GB:>9.2f} GB {mark}  {line.because}"
+    yield f"  {'total':<22}{part.plan.num_bytes / _GB:>9.2f} GB"
+    if available_bytes is not None:
+        spare = (available_bytes - part.plan.num_bytes) / _GB
+        has = f"{available_bytes / _GB:.2f} GB"
+        if part.plan.unknown:
+            has += f" without {', '.join(part.plan.unknown)}, which are not known"
+        fitting = f"fits {has}: {spare:.2f} GB to spare"
+        yield f"  {fitting}" if spare >= 0 else f"  does not fit {has}: {-spare:.2f} GB too much"
+
+
 def as_json(report: MemoryReport) -> dict[str, object]:
-    """The plan for a program."""
+    """The plan for a program; sizes in bytes, those of `ranks` of each rank."""
     return {
         "title": report.title,
+        "dtype": report.dtype,
+        "num_gpus": report.num_gpus,
+        "ranks": [_rank_json(part, report.available_bytes) for part in report.ranks],
+        "bytes_per_token": report.bytes_per_token,
+        "bytes_per_sequence": report.bytes_per_sequence,
+        "available_bytes": report.available_bytes,
+        "fits": report.fits,
+        "changes": list(report.changes),
+    }
+
+
+def _rank_json(part: RankMemory, available_bytes: int | None) -> dict[str, object]:
+    return {
+        "role": part.role,
+        "ranks": list(part.ranks),
         "lines": [
             {
                 "name": line.name,
@@ -127,12 +148,8 @@ def as_json(report: MemoryReport) -> dict[str, object]:
                 "known": line.is_known,
                 "because": line.because,
             }
-            for line in report.plan.lines
+            for line in part.plan.lines
         ],
-        "total_bytes": report.plan.num_bytes,
-        "bytes_per_token": report.bytes_per_token,
-        "bytes_per_sequence": report.bytes_per_sequence,
-        "available_bytes": report.available_bytes,
-        "fits": report.fits,
-        "changes": list(report.changes),
+        "total_bytes": part.plan.num_bytes,
+        "fits": None if available_bytes is None else part.plan.fits(available_bytes),
     }

@@ -48,7 +48,7 @@ RUNTIME = MemoryLine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """All of one rank."""
+    """All that one rank holds."""
 
     lines: tuple[MemoryLine, ...]
 
@@ -69,11 +69,20 @@ class MemoryPlan:
         return self.num_bytes <= available_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Ranks of one role, which all hold the same; each has a GPU of its own."""
+
+    role: str
+    ranks: tuple[int, ...]
+    plan: MemoryPlan
+
+
 class Requirement(Protocol):
     """Something that could be run: what it needs, and what could be changed about it."""
 
-    def plan(self) -> MemoryPlan:
-        """Bytes of one rank."""
+    def rank_memory(self) -> tuple[RankMemory, ...]:
+        """All ranks, by role."""
         ...
 
     def options(self) -> Iterable["Option"]:
@@ -95,9 +104,14 @@ class Option:
         first = bisect_left(
             self.values,
             True,
-            key=lambda value: self.changed_to(value).plan().fits(available_bytes),
+            key=lambda value: fits(self.changed_to(value), available_bytes),
         )
         return f"{self.flag} {self.values[first]}" if first < len(self.values) else None
+
+
+def fits(requirement: Requirement, available_bytes: int) -> bool:
+    """Whether every rank fits a GPU of that size."""
+    return all(part.plan.fits(available_bytes) for part in requirement.rank_memory())
 
 
 def fitting_changes(requirement: Requirement, available_bytes: int) -> tuple[str, ...]:
@@ -106,7 +120,7 @@ def fitting_changes(requirement: Requirement, available_bytes: int) -> tuple[str
     Where no change alone is, the first option is changed as far as it goes, and each answer begins
     with that. Empty where `requirement` fits already, or nothing helps.
     """
-    if requirement.plan().fits(available_bytes):
+    if fits(requirement, available_bytes):
         return ()
     options = [option for option in requirement.options() if option.values]
     found = [option.fitting(available_bytes) for option in options]

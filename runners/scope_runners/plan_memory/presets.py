@@ -15,6 +15,7 @@ from scope_contracts.errors import UserInputError, shown
 from scope_contracts.row_format import Plane, RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.domains import SequenceCacheSpec
+from scope_runners.plan_memory.control import CodecSize, ControlSize, num_weights_in
 from scope_runners.plan_memory.layers import caching_layers, refuse_parts, size_in
 from scope_runners.plan_memory.model_size import WanSize, t5_encoder_weights
 from scope_runners.request import EMBEDDED_MODEL
@@ -23,8 +24,13 @@ _LATENT_STRIDE = 8
 _UMT5_XXL = t5_encoder_weights(
     vocabulary=256_384, dim=4096, ffn_dim=10_240, num_layers=24, heads=64, head_dim=64
 )
-_WAN_VAE = 127_000_000
-"""As published."""
+_WAN_CONTROL = ControlSize(
+    text_encoder=_UMT5_XXL,
+    autoencoder=126_892_531,
+    codec=CodecSize(memory=2364.5, workspace=2550),
+)
+"""As published; what decoding needs is that of diffusers' `AutoencoderKLWan`."""
+_TINY_CODEC = CodecSize(memory=0.25, workspace=108)
 _OTHER_ROWS = (
     "global_head_dim",
     "attention_head_dim",
@@ -50,8 +56,7 @@ class VideoModel:
     height: int = 480
     width: int = 832
     text_len: int = 512
-    other_weights: int = _UMT5_XXL + _WAN_VAE
-    """Of text encoder and autoencoder."""
+    control: ControlSize = _WAN_CONTROL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,8 @@ PRESETS: Mapping[str, VideoModel | LanguageModel] = MappingProxyType(
 def model_at(name: str, dtype: DType) -> VideoModel | LanguageModel:
     """A preset, the embedded model, a stream's model folder, or a transformers folder.
 
+    `dtype` is that of a language model's rows.
+
     Raises:
         UserInputError: it is none of these, or its JSON lacks a size.
     """
@@ -106,7 +113,7 @@ def model_at(name: str, dtype: DType) -> VideoModel | LanguageModel:
         preset = PRESETS[name]
         return preset if isinstance(preset, VideoModel) else preset.in_dtype(dtype)
     if name == EMBEDDED_MODEL or (Path(name) / "transformer").is_dir():
-        return _video_folder(name, dtype)
+        return _video_folder(name)
     if not (Path(name) / "config.json").is_file():
         raise UserInputError(
             f"--model {name!r} is no preset ({', '.join(PRESETS)}), not {EMBEDDED_MODEL!r}, and no "
@@ -115,12 +122,12 @@ def model_at(name: str, dtype: DType) -> VideoModel | LanguageModel:
     return _language_folder(Path(name), dtype)
 
 
-def _video_folder(name: str, dtype: DType) -> VideoModel:
+def _video_folder(name: str) -> VideoModel:
     from scope_rt.models.loading import ModelFolder  # loads PyTorch, which presets need not
+    from scope_rt.vae.tiny import TinyVideoCodec
 
     folder = ModelFolder.open(name)
     config, recipe = folder.config, folder.recipe
-    others = sum(_tensor_bytes(folder.path / part) for part in ("vae", "text_encoder"))
     return VideoModel(
         size=WanSize(**{name: getattr(config, name) for name in WanSize.__slots__}),
         frames_per_block=recipe.frames_per_block,
@@ -129,7 +136,11 @@ def _video_folder(name: str, dtype: DType) -> VideoModel:
         height=recipe.default_height,
         width=recipe.default_width,
         text_len=folder.text_encoder().text_len,
-        other_weights=others // dtype.num_bytes,
+        control=ControlSize(
+            text_encoder=num_weights_in(folder.path / "text_encoder"),
+            autoencoder=num_weights_in(folder.path / "vae"),
+            codec=_TINY_CODEC if isinstance(folder.codec(), TinyVideoCodec) else None,
+        ),
     )
 
 

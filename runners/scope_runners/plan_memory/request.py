@@ -9,6 +9,7 @@ from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError, mismatch
 from scope_contracts.row_format import CodecKind, RowFormat
+from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.domains import CacheDomain, SequenceCacheSpec
 from scope_rt.lm.specs.row_storage import (
     BLOCK_SIZE,
@@ -19,7 +20,7 @@ from scope_rt.lm.specs.row_storage import (
     RowStorage,
 )
 from scope_rt.mesh.topology import Topology
-from scope_runners.plan_memory.arguments import DEFAULT_MODEL
+from scope_runners.plan_memory.arguments import DEFAULT_MODEL, STREAM_DTYPE
 from scope_runners.plan_memory.gpus import gpu_named
 from scope_runners.plan_memory.model_size import WanSize
 from scope_runners.plan_memory.presets import LanguageModel, VideoModel, frame_tokens, model_at
@@ -27,8 +28,6 @@ from scope_runners.plan_memory.serving import ServingRequirement
 from scope_runners.plan_memory.video import VideoRequirement
 
 DEFAULT_LENGTH = 8192
-WITHOUT_DECODER = (PlanId.PP0, PlanId.PP1)
-"""Plans whose generator ranks hold neither text encoder nor autoencoder."""
 _VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan")
 _STORAGE = {"block_size": ("paged",), "prefill_chunk": ("paged", "h2o"), "keep": ("h2o",)}
 """Kinds of `--kv-cache` that each size belongs to."""
@@ -42,7 +41,7 @@ _ALL_SIZES = tuple(dict.fromkeys((*_VIDEO_SIZES, *_LATENT_SIZES, *_MORE_SIZES)))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRequest:
-    """One rank of what was asked for, and the memory it may take."""
+    """What was asked for, and the memory of one GPU."""
 
     model: str
     requirement: VideoRequirement | ServingRequirement
@@ -73,7 +72,7 @@ def _model(namespace: argparse.Namespace) -> VideoModel | LanguageModel:
     if sizes and namespace.model:
         raise UserInputError(f"got --model and {_flags(sizes)}; give a model or its sizes")
     if not sizes:
-        model = model_at(namespace.model or DEFAULT_MODEL, namespace.dtype)
+        model = model_at(namespace.model or DEFAULT_MODEL, _language_dtype(namespace))
     else:
         model = _from_sizes(namespace, sizes)
     foreign = _LANGUAGE_ONLY if isinstance(model, VideoModel) else _VIDEO_ONLY
@@ -104,13 +103,15 @@ def _from_sizes(namespace: argparse.Namespace, given: Sequence[str]) -> VideoMod
         return VideoModel(size=size, frames_per_block=3, window_frames=21)
     rows = (
         RowFormat.latent(
-            rank=namespace.latent_rank, rope_dim=namespace.rope_dim, dtype=namespace.dtype
+            rank=namespace.latent_rank,
+            rope_dim=namespace.rope_dim,
+            dtype=_language_dtype(namespace),
         )
         if is_latent
         else RowFormat.full(
             heads=namespace.kv_heads or namespace.heads,
             head_dim=namespace.head_dim,
-            dtype=namespace.dtype,
+            dtype=_language_dtype(namespace),
         )
     )
     attend = namespace.attention_layers or namespace.layers
@@ -140,19 +141,18 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoRequirement
         sink_frames=sink,
         window_frames=window,
         batch=namespace.batch,
-        dtype=namespace.dtype,
+        dtype=namespace.dtype or STREAM_DTYPE,
         block_frames=block,
         kind=choice.kind,
         codec=choice.codec,
     )
-    others = 0 if plan_id in WITHOUT_DECODER else model.other_weights
     return VideoRequirement(
         size=model.size,
         spec=spec,
         tp=namespace.tp,
         text_len=model.text_len,
         plan_id=plan_id,
-        other_weights_bytes=others * namespace.dtype.num_bytes,
+        control=model.control,
     )
 
 
@@ -164,7 +164,9 @@ def _serving(model: LanguageModel, namespace: argparse.Namespace) -> ServingRequ
                 f"--mamba2: all {spec.num_layers} layers attend, so none keeps a state; leave it "
                 "out, or give sizes with --attention-layers"
             )
-        spec = replace(spec, state_format=replace(namespace.mamba2, dtype=namespace.dtype))
+        spec = replace(
+            spec, state_format=replace(namespace.mamba2, dtype=_language_dtype(namespace))
+        )
     domain = CacheDomain(
         name="model",
         spec=spec,
@@ -239,6 +241,10 @@ def _stored(rows: RowFormat, kind: str | None) -> RowFormat:
         want = f"a codec of {', '.join(CodecKind)} after the colon"
         raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
     return replace(rows, codec=CodecKind(codec))
+
+
+def _language_dtype(namespace: argparse.Namespace) -> DType:
+    return namespace.dtype or DType.BFLOAT16
 
 
 def _available(namespace: argparse.Namespace) -> int | None:

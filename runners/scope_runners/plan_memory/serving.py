@@ -8,7 +8,14 @@ from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.domains import CacheDomain
 from scope_rt.lm.specs.row_storage import Contiguous, Evicting, Paged, RowCount, RowStorage
-from scope_runners.plan_memory.plan import FEWER_BITS, RUNTIME, MemoryLine, MemoryPlan, Option
+from scope_runners.plan_memory.plan import (
+    FEWER_BITS,
+    RUNTIME,
+    MemoryLine,
+    MemoryPlan,
+    Option,
+    RankMemory,
+)
 
 _LEAST_TOKENS = 256
 """The advice never goes below: shorter sequences, or fewer rows of them, serve nobody."""
@@ -49,8 +56,12 @@ class ServingRequirement:
         a_row = self._rows().bytes_per_row + self._index_bytes() + beside
         return self.count.per_sequence * a_row + spec.state_bytes(self.tp)
 
+    def rank_memory(self) -> tuple[RankMemory, ...]:
+        """All ranks hold the same."""
+        return (RankMemory(role="serving", ranks=tuple(range(self.tp)), plan=self.plan()),)
+
     def plan(self) -> MemoryPlan:
-        """Bytes of this rank."""
+        """Bytes of one rank."""
         counted = (self._weights(), *self._counted(), *self._states())
         attending = (*self._working(), *self._mask(), *self._probabilities())
         return MemoryPlan(lines=(*counted, *attending, RUNTIME))

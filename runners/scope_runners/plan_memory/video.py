@@ -1,19 +1,30 @@
-"""A stream says what one rank holds, and which of its sizes could give way."""
+"""What each rank of a stream holds, by role, and which sizes of the stream could be smaller."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_rt.kv_cache.row_view import view_bytes
+from scope_rt.mesh.topology import Topology
+from scope_runners.plan_memory.control import DECODE, ControlSize
 from scope_runners.plan_memory.model_size import WanSize
-from scope_runners.plan_memory.plan import FEWER_BITS, RUNTIME, MemoryLine, MemoryPlan, Option
+from scope_runners.plan_memory.plan import (
+    FEWER_BITS,
+    RUNTIME,
+    MemoryLine,
+    MemoryPlan,
+    Option,
+    RankMemory,
+)
+
+_WORKSPACE = "workspace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRequirement:
-    """One generator rank of a stream. `frame_tokens`, window and codec stand in `spec`.
+    """The ranks of a stream. `frame_tokens`, window and codec stand in `spec`.
 
     Raises `UserInputError` when the heads cannot be shared evenly.
     """
@@ -23,42 +34,62 @@ class VideoRequirement:
     tp: int
     text_len: int
     plan_id: PlanId
-    other_weights_bytes: int = 0
-    """Text encoder and autoencoder, where the rank holds them too."""
+    control: ControlSize
 
     def __post_init__(self) -> None:
         self.size.num_weights(self.tp)
 
+    @property
+    def topology(self) -> Topology:
+        return Topology(plan_id=self.plan_id, tp_degree=self.tp)
+
+    def rank_memory(self) -> tuple[RankMemory, ...]:
+        """Control ranks, generator ranks, or ranks that are both."""
+        topology = self.topology
+        control, generator = tuple(self._control()), tuple(self._generator())
+        of_generator = MemoryPlan(lines=(*generator, RUNTIME))
+        if topology.pipelined:
+            of_control = MemoryPlan(lines=(*control, RUNTIME))
+            return (
+                RankMemory(role="control", ranks=(0,), plan=of_control),
+                RankMemory(role="generator", ranks=topology.generator_ranks, plan=of_generator),
+            )
+        of_both = MemoryPlan(lines=(*_taking_turns(generator, control), RUNTIME))
+        role, ranks = "control and generator", topology.generator_ranks
+        if self.plan_id is not PlanId.TP_V1_1:  # in tp_v0 every rank runs the whole pipeline
+            return (RankMemory(role=role, ranks=ranks, plan=of_both),)
+        return (
+            RankMemory(role=role, ranks=ranks[:1], plan=of_both),
+            RankMemory(role="generator", ranks=ranks[1:], plan=of_generator),
+        )
+
     def plan(self) -> MemoryPlan:
-        """Bytes of this rank."""
+        """Bytes of the last rank, which generates in every plan."""
+        return self.rank_memory()[-1].plan
+
+    def _control(self) -> Iterator[MemoryLine]:
+        return self.control.lines(self.spec, self.size, self.text_len)
+
+    def _generator(self) -> Iterator[MemoryLine]:
         size, spec, width = self.size, self.spec, self.spec.dtype.num_bytes
         local, num_weights = size.dim // self.tp, size.num_weights(self.tp)
-        lines = [
-            MemoryLine(
-                name="weights",
-                num_bytes=num_weights * width,
-                because=f"{num_weights:,} weights of {width} B",
-            ),
-            MemoryLine(
-                name="cache",
-                num_bytes=spec.num_bytes(self.tp),
-                because=f"{spec.num_layers} layers x {spec.batch} x {spec.capacity_tokens:,} tokens"
-                f" x {spec.row_format.shard(self.tp).bytes_per_row:,} B ({_named(spec)})",
-            ),
-            MemoryLine(
-                name="text keys and values",
-                num_bytes=size.num_layers * spec.batch * self.text_len * 2 * local * width,
-                because=f"{size.num_layers} layers x {self.text_len} tokens x 2 x {local} channels",
-            ),
-        ]
-        if self.other_weights_bytes:
-            because = "text encoder and autoencoder"
-            lines.append(
-                MemoryLine(
-                    name="other weights", num_bytes=self.other_weights_bytes, because=because
-                )
-            )
-        return MemoryPlan(lines=(*lines, *self._working(), RUNTIME))
+        yield MemoryLine(
+            name="weights",
+            num_bytes=num_weights * width,
+            because=f"{num_weights:,} weights of {width} B",
+        )
+        yield MemoryLine(
+            name="cache",
+            num_bytes=spec.num_bytes(self.tp),
+            because=f"{spec.num_layers} layers x {spec.batch} x {spec.capacity_tokens:,} tokens"
+            f" x {spec.row_format.shard(self.tp).bytes_per_row:,} B ({_named(spec)})",
+        )
+        yield MemoryLine(
+            name="text keys and values",
+            num_bytes=size.num_layers * spec.batch * self.text_len * 2 * local * width,
+            because=f"{size.num_layers} layers x {self.text_len} tokens x 2 x {local} channels",
+        )
+        yield from self._working()
 
     def options(self) -> Iterable[Option]:
         """TP degree, bits of the cache, window, batch."""
@@ -70,7 +101,7 @@ class VideoRequirement:
         tokens = spec.batch * spec.block_frames * spec.frame_tokens
         channels = 3 * self.size.dim + 4 * local + 2 * self.size.ffn_dim // self.tp
         yield MemoryLine(
-            name="workspace",
+            name=_WORKSPACE,
             num_bytes=tokens * channels * spec.dtype.num_bytes,
             because=f"one chunk of {tokens:,} tokens x {channels:,} channels",
             is_estimate=True,
@@ -125,6 +156,16 @@ class VideoRequirement:
             values=range(self.spec.batch - 1, 0, -1),
             changed_to=lambda batch: replace(self, spec=replace(self.spec, batch=batch)),
         )
+
+
+def _taking_turns(
+    generator: Sequence[MemoryLine], control: Sequence[MemoryLine]
+) -> Iterator[MemoryLine]:
+    """A rank that generates and decodes does one after the other: the larger workspace serves."""
+    lines = (*generator, *control)
+    workspaces = [line for line in lines if line.name in (_WORKSPACE, DECODE) and line.is_known]
+    smaller = min(workspaces, key=lambda line: line.num_bytes) if len(workspaces) > 1 else None
+    return (line for line in lines if line is not smaller)
 
 
 def _named(spec: KVCacheSpec) -> str:

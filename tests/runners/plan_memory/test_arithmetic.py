@@ -14,6 +14,7 @@ from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.domains import CacheDomain, SequenceCacheSpec, plan_domains
 from scope_rt.lm.specs.row_storage import Contiguous, Paged, RowStorage
 from scope_rt.lm.specs.state_format import StateFormat
+from scope_runners.plan_memory.control import ControlSize
 from scope_runners.plan_memory.gpus import GPUS, gpu_named
 from scope_runners.plan_memory.model_size import WanSize
 from scope_runners.plan_memory.plan import fitting_changes
@@ -24,6 +25,8 @@ GB = 10**9
 MLA_ROWS = RowFormat.latent(rank=512, rope_dim=64, dtype=DType.BFLOAT16)
 MHA_ROWS = RowFormat.full(heads=24, head_dim=128, dtype=DType.BFLOAT16)
 WAN_14B = WanSize(num_layers=40, num_attention_heads=40, attention_head_dim=128, ffn_dim=13_824)
+
+NO_CONTROL = ControlSize(text_encoder=0, autoencoder=0, codec=None)
 
 
 def hybrid(rows: RowFormat) -> SequenceCacheSpec:
@@ -49,7 +52,9 @@ def video(*, tp: int = 1, window: int = 21, batch: int = 1) -> VideoRequirement:
         dtype=DType.BFLOAT16,
         block_frames=3,
     )
-    return VideoRequirement(size=WAN_14B, spec=spec, tp=tp, text_len=512, plan_id=PlanId.PP0)
+    return VideoRequirement(
+        size=WAN_14B, spec=spec, tp=tp, text_len=512, plan_id=PlanId.PP0, control=NO_CONTROL
+    )
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_transformers_folder_is_read(
     assert main(["plan-memory", "--json", "--model", str(tmp_path), "--length", "100"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bytes_per_token"] == token
-    (weights,) = [line["bytes"] for line in found["lines"] if line["name"] == "weights"]
+    (weights,) = [line["bytes"] for line in found["ranks"][0]["lines"] if line["name"] == "weights"]
     assert weights == 1000
 
 

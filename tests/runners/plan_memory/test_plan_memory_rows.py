@@ -214,7 +214,7 @@ def test_advice_for_eviction_is_to_feed_less_at_once_where_its_weights_do_not_fi
     given = "plan-memory --model mha-52 --kv-cache h2o --keep 2048 --length 32768 --gpu-gib 24"
     assert main([*given.split(), "--json"]) == 1
     printed = json.loads(capsys.readouterr().out)
-    lines = {line["name"]: line for line in printed["lines"]}
+    lines = {line["name"]: line for line in printed["ranks"][0]["lines"]}
     weights = lines["attention weights"]
     assert weights["bytes"] == 24 * 32768 * 32768 * (2 + 4 + 2)
     assert weights["estimate"]

@@ -1,0 +1,105 @@
+"""What a rank holds that plans, encodes text and decodes: rank0, and in `tp_v0` every rank."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from scope_contracts.cache_spec import KVCacheSpec
+from scope_contracts.errors import UserInputError
+from scope_runners.plan_memory.model_size import WanSize
+from scope_runners.plan_memory.plan import MemoryLine
+
+DECODE = "decode workspace"
+_PIXELS_PER_TOKEN = 256
+_PIXELS_PER_LATENT = 64
+_FRAMES_PER_LATENT = 4
+_CHUNKS_IN_FLIGHT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSize:
+    """What decoding needs, in numbers for every pixel of a picture."""
+
+    memory: float
+    """Kept by a streaming decoder from one latent frame to the next."""
+    workspace: float
+    """Needed beside that while it decodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSize:
+    """Text encoder and autoencoder of a model, in weights."""
+
+    text_encoder: int
+    autoencoder: int
+    codec: CodecSize | None
+    """None where it is not known."""
+
+    def lines(self, spec: KVCacheSpec, size: WanSize, text_len: int) -> Iterator[MemoryLine]:
+        """Everything but the runtime."""
+        width = spec.dtype.num_bytes
+        for name, num_weights in (
+            ("text encoder", self.text_encoder),
+            ("autoencoder", self.autoencoder),
+        ):
+            yield MemoryLine(
+                name=name,
+                num_bytes=num_weights * width,
+                because=f"{num_weights:,} weights of {width} B",
+            )
+        pixels = spec.batch * spec.frame_tokens * _PIXELS_PER_TOKEN
+        yield from self._decoding(pixels, width)
+        latents = spec.window_frames + 2 * _CHUNKS_IN_FLIGHT * spec.block_frames
+        numbers = latents * size.in_channels * pixels // _PIXELS_PER_LATENT
+        numbers += spec.batch * text_len * size.text_dim
+        frames = _FRAMES_PER_LATENT * (spec.window_frames + spec.block_frames)
+        yield MemoryLine(
+            name="context and chunks",
+            num_bytes=numbers * width + frames * pixels * 3,
+            because=f"at most {latents} latent frames, {frames} frames and one prompt",
+            is_estimate=True,
+        )
+
+    def _decoding(self, pixels: int, width: int) -> Iterator[MemoryLine]:
+        if self.codec is None:
+            yield MemoryLine(
+                name=DECODE,
+                num_bytes=0,
+                because="not known for this codec",
+                is_estimate=True,
+                is_known=False,
+            )
+            return
+        memory, workspace = self.codec.memory, self.codec.workspace
+        yield MemoryLine(
+            name="decoder memory",
+            num_bytes=int(pixels * memory * width),
+            because=f"{pixels:,} pixels x {memory:,g} numbers of {width} B",
+        )
+        yield MemoryLine(
+            name=DECODE,
+            num_bytes=int(pixels * workspace * width),
+            because=f"{pixels:,} pixels x {workspace:,g} numbers of {width} B",
+            is_estimate=True,
+        )
+
+
+def num_weights_in(folder: Path) -> int:
+    """Weights of all `.safetensors` files of a folder, from their headers alone.
+
+    Raises:
+        UserInputError: a file is none.
+    """
+    return sum(_num_weights(file) for file in folder.glob("*.safetensors"))
+
+
+def _num_weights(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        tensors = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        return sum(prod(shape) for shape in tensors)
+    except (OSError, ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
+        raise UserInputError(f"cannot read {path}: {error!r}; copy the file again") from error

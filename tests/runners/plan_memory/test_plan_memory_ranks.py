@@ -1,0 +1,133 @@
+"""Every rank of a stream is planned: the one that controls it, and those that generate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKLWan
+
+from scope_contracts.errors import UserInputError
+from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_runners.main import main
+from scope_runners.plan_memory.control import num_weights_in
+from scope_runners.plan_memory.presets import PRESETS, VideoModel
+from tests.lab.live_bytes import LiveBytes
+
+WIDTH = 4
+"""Bytes of a float32 number."""
+
+
+def report(arguments: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    main(["plan-memory", "--json", *arguments.split()])
+    return json.loads(capsys.readouterr().out)
+
+
+def lines(rank: Any) -> dict[str, int]:
+    return {line["name"]: line["bytes"] for line in rank["lines"]}
+
+
+@pytest.mark.parametrize(
+    ("plan", "roles"),
+    [
+        ("--plan single", {"control and generator": [0]}),
+        ("--plan tp_v0 --tp 2", {"control and generator": [0, 1]}),
+        ("--plan tp_v1_1 --tp 4", {"control and generator": [0], "generator": [1, 2, 3]}),
+        ("--plan pp0", {"control": [0], "generator": [1]}),
+        ("--plan pp1 --tp 2", {"control": [0], "generator": [1, 2]}),
+    ],
+)
+def test_every_rank_has_its_role_and_a_gpu(
+    plan: str, roles: dict[str, list[int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = report(f"--model krea-14b {plan}", capsys)
+    assert {part["role"]: part["ranks"] for part in printed["ranks"]} == roles
+    assert printed["num_gpus"] == sum(map(len, roles.values()))
+    for part in printed["ranks"]:
+        held = lines(part)
+        assert ("text encoder" in held) is ("decoder memory" in held) is ("control" in part["role"])
+        assert ("weights" in held) is ("cache" in held) is ("generator" in part["role"])
+        assert "runtime" in held
+
+
+def test_the_dtype_is_the_one_that_a_stream_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "stream.scope"
+    files = ["--out", str(tmp_path / "video.mp4"), "--record", str(record)]
+    assert main(["stream", "--prompt", "a red circle", "--seconds", "1", "--json", *files]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(record), "--json"]) == 0
+    (opened,) = json.loads(capsys.readouterr().out)["opened"]
+    assert report("--model tiny", capsys)["dtype"] == opened["dtype"]
+
+
+def test_another_dtype_than_a_streams_is_said_to_be_planned_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for dtype, is_said in (("float32", False), ("bfloat16", True)):
+        main(["plan-memory", "--model", "krea-14b", "--dtype", dtype])
+        shown = capsys.readouterr().out
+        assert f"krea-14b, {dtype}, " in shown
+        assert ("scope-rt stream runs float32 only so far" in shown) is is_said
+
+
+def test_a_control_rank_that_does_not_fit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    given = "--model wan-1.3b --plan pp0 --gpu-gib"
+    assert main(["plan-memory", *given.split(), "24"]) == 1
+    shown = capsys.readouterr().out
+    assert "2 GPUs of 25.77 GB, one a rank" in shown
+    control, generator = shown.split("rank 1: generator")
+    assert "rank 0: control\n" in control
+    assert "does not fit 25.77 GB: " in control
+    assert "fits 25.77 GB: " in generator
+    parts = report(f"{given} 24", capsys)["ranks"]
+    assert [part["fits"] for part in parts] == [False, True]
+
+
+def test_the_embedded_models_control_rank_holds_what_is_planned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    control = lines(report("--model tiny --plan pp0", capsys)["ranks"][0])
+    folder = ModelFolder.open(EMBEDDED)
+    codec, text_encoder = folder.codec(), folder.text_encoder()
+    assert isinstance(codec, torch.nn.Module)
+    assert control["text encoder"] == sum(p.nbytes for p in text_encoder.parameters())
+    assert control["autoencoder"] == sum(p.nbytes for p in codec.parameters())
+    latents_BFCHW = torch.zeros(1, 3, 16, 8, 8)
+    with LiveBytes([*codec.parameters(), latents_BFCHW]) as live:
+        codec.streaming_decoder().decode(latents_BFCHW)
+    assert control["decoder memory"] == latents_BFCHW[:, -1].nbytes
+    needed = control["decoder memory"] + control["decode workspace"]
+    assert live.peak == pytest.approx(needed, rel=0.02)
+
+
+def test_wans_autoencoder_needs_what_is_planned_for_decoding() -> None:
+    preset = PRESETS["wan-14b"]
+    assert isinstance(preset, VideoModel)
+    codec, autoencoder = preset.control.codec, AutoencoderKLWan().eval()
+    assert codec is not None
+    assert preset.control.autoencoder == sum(p.numel() for p in autoencoder.parameters())
+    height, width = 64, 96
+    latents = torch.zeros(1, 16, 3, height // 8, width // 8)
+    memory = list[int]()
+    clear = autoencoder.clear_cache
+
+    def note_and_clear() -> None:
+        kept = [part for part in vars(autoencoder).get("_feat_map", ()) if torch.is_tensor(part)]
+        memory.append(sum(part.nbytes for part in kept))
+        clear()
+
+    autoencoder.clear_cache = note_and_clear
+    with torch.inference_mode(), LiveBytes([*autoencoder.parameters(), latents]) as live:
+        autoencoder.decode(latents)
+    assert max(memory) == codec.memory * height * width * WIDTH
+    needed = (codec.memory + codec.workspace) * height * width * WIDTH
+    assert live.peak == pytest.approx(needed, rel=0.02)
+
+
+def test_a_folder_with_weights_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    with pytest.raises(UserInputError, match="copy the file again"):
+        num_weights_in(tmp_path)
