@@ -19,10 +19,10 @@ from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.fork_server import (
     TERMINATE_S,
     Event,
+    ForkServer,
+    ForkServerEnded,
     RankEnded,
     RankStarted,
-    Zygote,
-    ZygoteEnded,
     is_stopped,
 )
 
@@ -31,7 +31,7 @@ LINGER_S = 1.5
 ORDERLY_END_S = 15.0
 """How long an orderly end may take, once rank0 was asked for it or has reached it."""
 _LOOK_S = 1.0
-"""How often to look whether the zygote was stopped."""
+"""How often to look whether the fork server was stopped."""
 
 
 def _nothing_more(rank: int) -> Mapping[str, str]:
@@ -73,7 +73,7 @@ class RankGroup:
         self._module, self._environ, self._on_event = module, environ, on_event
         # Its put may interrupt its get, so a signal handler may call it.
         self._events: SimpleQueue[Event | signal.Signals] = SimpleQueue()
-        self._zygote: Zygote | None = None
+        self._server: ForkServer | None = None
         self._stopped_by: signal.Signals | None = None
         self._running: set[int] = set()
         self._pids: dict[int, int] = {}
@@ -106,8 +106,8 @@ class RankGroup:
                         self._fail(event, at_once=restarts_left > 0 and not rank0_is_done)
                     elif rank == 0:
                         self._bound(ORDERLY_END_S)
-                case ZygoteEnded(code):
-                    self._lose_zygote(code)
+                case ForkServerEnded(code):
+                    self._lose_server(code)
                 case signal.Signals() as signum:
                     self._stop(signum)
                 case None:
@@ -118,12 +118,12 @@ class RankGroup:
     def close(self) -> None:
         """End what still runs, at once."""
         self._signal(signal.SIGKILL, self._running)
-        if self._zygote is not None:
-            self._zygote.close()
+        if self._server is not None:
+            self._server.close()
 
     def _start(self, number: int, attempt: Attempt, *, last: int) -> None:
-        if self._zygote is None:
-            self._zygote = Zygote(self._module, self._environ, tell=self._events.put)
+        if self._server is None:
+            self._server = ForkServer(self._module, self._environ, report=self._events.put)
         self._running = set(range(attempt.num_ranks))
         self._pids, self._failed = {}, []
         self._num_unprompted = self._deadline_s = None
@@ -135,7 +135,7 @@ class RankGroup:
         }
         for rank in range(attempt.num_ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._zygote.start(rank, attempt.argv, shared | place | {**attempt.environ_of(rank)})
+            self._server.start(rank, attempt.argv, shared | place | {**attempt.environ_of(rank)})
 
     def _next_event(self) -> Event | signal.Signals | None:
         """The next event; None when the deadline comes first."""
@@ -149,10 +149,10 @@ class RankGroup:
             except Empty:
                 if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
                     return None
-            zygote = self._zygote
-            stopped_s = stopped_s + left_s if zygote and is_stopped(zygote.pid) else 0.0
-            if zygote and stopped_s >= TERMINATE_S:
-                zygote.kill()
+            server = self._server
+            stopped_s = stopped_s + left_s if server and is_stopped(server.pid) else 0.0
+            if server and stopped_s >= TERMINATE_S:
+                server.kill()
 
     def _bound(self, seconds: float) -> None:
         """Signal what still runs in `seconds`, or earlier where that was already decided."""
@@ -191,15 +191,15 @@ class RankGroup:
             is_final=is_final or obeyed or self._stopped_by is not None,
         )
 
-    def _lose_zygote(self, code: int) -> None:
-        """Nobody would tell of the ranks any more: end them, and take them for ended."""
+    def _lose_server(self, code: int) -> None:
+        """Nothing would be reported of the ranks any more: end them, and count them as ended."""
         self._signal(signal.SIGKILL, self._running)
         for rank in self._running:
             is_new = rank not in self._pids
             self._events.put(RankEnded(rank, code or 1 if is_new else -signal.SIGKILL))
-        if self._zygote is not None:
-            self._zygote.close()
-            self._zygote = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def _stop(self, signum: signal.Signals) -> None:
         """Hand the first signal to rank0, which ends the stream in order; obey the second now."""
@@ -237,5 +237,5 @@ class RankGroup:
 
     def _signal(self, signum: signal.Signals, ranks: Set[int]) -> None:
         for rank in ranks & self._running & self._pids.keys():
-            with suppress(ProcessLookupError):  # only where the zygote is gone
+            with suppress(ProcessLookupError):  # only where the fork server is gone
                 os.kill(self._pids[rank], signum)

@@ -318,8 +318,8 @@ def test_the_next_attempt_may_run_on_fewer_ranks_with_other_variables(folder: Pa
     assert started == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
 
-def lose_zygote(folder: Path, lose: Callable[[int, int], None]) -> None:
-    """Two ranks lose their zygote by `lose(zygote, rank0)`, and are ended and started again."""
+def lose_fork_server(folder: Path, lose: Callable[[int, int], None]) -> None:
+    """Two ranks lose their server by `lose(server, rank0)`, and are ended and started again."""
     started = list[int]()
 
     def see(number: int, event: Event) -> None:
@@ -342,16 +342,16 @@ def lose_zygote(folder: Path, lose: Callable[[int, int], None]) -> None:
     assert not any(is_running(note) for note in folder.glob("*.started"))
 
 
-def test_the_ranks_of_a_lost_zygote_are_ended_and_started_again(folder: Path) -> None:
-    lose_zygote(folder, lambda zygote, rank0: os.kill(zygote, signal.SIGKILL))
+def test_the_ranks_of_a_killed_fork_server_are_ended_and_started_again(folder: Path) -> None:
+    lose_fork_server(folder, lambda server, rank0: os.kill(server, signal.SIGKILL))
 
 
-def test_a_stopped_zygote_does_not_hold_up_the_launcher(folder: Path) -> None:
-    def stop(zygote: int, rank0: int) -> None:
-        os.kill(zygote, signal.SIGSTOP)
+def test_a_suspended_fork_server_does_not_hold_up_the_launcher(folder: Path) -> None:
+    def stop(server: int, rank0: int) -> None:
+        os.kill(server, signal.SIGSTOP)
         os.kill(rank0, signal.SIGKILL)
 
-    lose_zygote(folder, stop)
+    lose_fork_server(folder, stop)
 
 
 def signal_when_started(

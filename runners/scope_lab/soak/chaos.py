@@ -24,7 +24,7 @@ from scope_lab.soak.diary import (
     Weighed,
 )
 from scope_lab.soak.job import SoakJob
-from scope_lab.soak.memory import LAUNCHER, ZYGOTE, parent_of, rss_bytes
+from scope_lab.soak.memory import FORK_SERVER, LAUNCHER, parent_of, rss_bytes
 from scope_lab.soak.schedule import FaultKind, PlannedFault
 from scope_runners.break_it.faults import FaultPlan, Happened, encode, read_log
 from scope_runners.break_it.instruments import FAULTS
@@ -186,7 +186,7 @@ class Chaos:
         pids = {LAUNCHER: os.getpid()} | dict(self._pids)
         parent = next((parent_of(pid) for pid in self._pids.values()), None)
         if parent is not None:
-            pids[ZYGOTE] = parent
+            pids[FORK_SERVER] = parent
         for rank, pid in pids.items():
             size = rss_bytes(pid)
             if size is not None:

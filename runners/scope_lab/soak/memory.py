@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scope_lab.soak.diary import Weighed
 
-LAUNCHER, ZYGOTE = -1, -2
+LAUNCHER, FORK_SERVER = -1, -2
 MOST_GROWTH_BYTES = 16 * 2**20
 """What a process may grow over a soak, or a rank over a life, by the slope of its samples."""
 AGE_CHUNKS = 16
@@ -74,7 +74,7 @@ def growths(samples: Iterable[Weighed]) -> list[Growth]:
             lasting[sample.rank].append(sample)
         else:
             by_life[sample.rank, sample.attempt].append(sample)
-    names = {LAUNCHER: "launcher", ZYGOTE: "zygote"}
+    names = {LAUNCHER: "launcher", FORK_SERVER: "fork server"}
     found = [
         _growth(names[rank], own[round(_WARM_UP * len(own)) :])
         for rank, own in sorted(lasting.items(), reverse=True)
