@@ -10,7 +10,7 @@ import torch
 from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
-from scope_contracts.recording import NOT_RESUMED, Opened
+from scope_contracts.log_records import NOT_RESUMED, Opened
 from scope_rt import __version__
 from scope_rt.config import RuntimeConfig
 from scope_rt.control.context import ContextMemory, anchor_encoder

@@ -10,9 +10,9 @@ from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import LATENTS_OUT, STATE_DIGEST, PPEnvelope, PPResult
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Opened, Planned
 from scope_contracts.parity import ScalarDigest
-from scope_contracts.recording import Opened, Planned
-from scope_contracts.recording_file import RecordingReader
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.context import ContextMemory, anchor_encoder
 from scope_rt.control.inbox import Conditioning
@@ -49,7 +49,7 @@ class SteadyChunk:
         with StreamSession(model.path, record=recording) as session:
             chunks = list(session.stream(PROMPT, num_chunks=3))
         with open(recording, "rb") as file:
-            records = [entry.record for entry in RecordingReader(file)]
+            records = [entry.record for entry in LogReader(file)]
         opened = next(record for record in records if isinstance(record, Opened))
         envelope = [r.envelope for r in records if isinstance(r, Planned)][-1]
         latents = chunks[-1].latents[None]

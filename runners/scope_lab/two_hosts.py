@@ -22,8 +22,8 @@ from typing import Any
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError, UserInputError
-from scope_contracts.recording import Finished, Opened, Record
-from scope_contracts.recording_file import RecordingReader
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Finished, Opened, Record
 from scope_lab.replay_process import replayed
 from scope_lab.two_hosts_report import HostReport, TwoHostsReport, table
 from scope_rt.mesh.topology import PIPELINED, Topology, plan_named
@@ -179,7 +179,7 @@ class _Run:
         if not self.recording.exists():
             return 0
         with open_recording(self.recording) as file:
-            return sum(isinstance(e.record, Finished) for e in RecordingReader(file))
+            return sum(isinstance(e.record, Finished) for e in LogReader(file))
 
 
 def _wait(
@@ -195,7 +195,7 @@ def _wait(
 
 def _judge(run: _Run) -> TwoHostsReport:
     with open_recording(run.recording) as file:
-        reader = RecordingReader(file)
+        reader = LogReader(file)
         stream, _ = read_stream(reader)
         resumed_at_s = _first_chunk_after_restart_s([entry.record for entry in reader])
     hosts = []

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scope_contracts.recording import Control, Opened
+from scope_contracts.log_records import Control, Opened
 from scope_runners.recorded_stream import RecordedStream
 from scope_runners.wording import counted
 

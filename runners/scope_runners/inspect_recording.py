@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from scope_contracts.recording_file import RecordingReader
+from scope_contracts.log_file import LogReader
 from scope_runners.chunk_lines import (
     SHOWN_STAGES,
     ChunkLine,
@@ -43,7 +43,7 @@ def run_inspect(namespace: argparse.Namespace) -> int:
         ContractError: the file is no recording, or is damaged after what was shown.
     """
     with open_recording(namespace.recording) as file:
-        stream, _ = read_stream(RecordingReader(file))
+        stream, _ = read_stream(LogReader(file))
     lines = list(chunk_lines(stream))
     if namespace.picture is not None:
         write_timeline(stream, lines, namespace.picture, title=namespace.recording.name)

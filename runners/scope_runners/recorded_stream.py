@@ -11,7 +11,8 @@ from typing import BinaryIO
 
 from scope_contracts.envelope import PPEnvelope
 from scope_contracts.errors import ContractError, UserInputError, WireError
-from scope_contracts.recording import (
+from scope_contracts.log_file import MAGIC, Entry, LogReader
+from scope_contracts.log_records import (
     Closed,
     Control,
     Dropped,
@@ -21,7 +22,6 @@ from scope_contracts.recording import (
     Planned,
     Record,
 )
-from scope_contracts.recording_file import MAGIC, Entry, RecordingReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def open_recording(path: Path) -> BinaryIO:
     return file
 
 
-def read_stream(reader: RecordingReader) -> tuple[RecordedStream, dict[int, Entry]]:
+def read_stream(reader: LogReader) -> tuple[RecordedStream, dict[int, Entry]]:
     """The stream of a recording, and where its finished chunks lie; damage ends it early.
 
     Raises:

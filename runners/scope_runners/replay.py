@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import FieldError, ScopeError, UserInputError, mismatch
-from scope_contracts.recording import Control, Opened
-from scope_contracts.recording_file import RecordingReader
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Control, Opened
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
 from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
@@ -147,7 +147,7 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
         ContractError: the file is no recording.
     """
     with open_recording(namespace.recording) as file:
-        stream, _ = read_stream(RecordingReader(file))
+        stream, _ = read_stream(LogReader(file))
     opened = stream.opened
     given = opened.model if namespace.model is None else namespace.model
     model = ModelFolder.open(given)
@@ -165,6 +165,11 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
         raise UserInputError(
             f"{namespace.recording} has no finished chunk from the stream's beginning on; there is "
             "nothing to compare"
+        )
+    if any(finished.latents is None for finished in stream.finished.values()):
+        raise UserInputError(
+            f"{namespace.recording} holds no latents to compare with; replay one that "
+            "scope-rt stream --record wrote"
         )
     same_degree = {opening.tp_degree for opening in stream.openings} == {topology.tp_degree}
     if not same_degree and opened.dtype is not DType.FLOAT32:
@@ -254,13 +259,14 @@ class RecordedPast:
     """Tells later chunks what a recording has of a chunk, so that rounding cannot grow."""
 
     def __init__(self, recording: BinaryIO) -> None:
-        self._reader = RecordingReader(recording)
+        self._reader = LogReader(recording)
         self._stream, self._places = read_stream(self._reader)
 
     def __call__(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
         if chunk_index not in self._places:
             return latents_BFCHW  # dropped by a cut: nothing after it sees it
         spec = self._stream.finished[chunk_index].latents
+        assert spec is not None, "a log without latents is not replayed"
         raw = bytearray(self._reader.blob(self._places[chunk_index]))
         recorded = torch.frombuffer(raw, dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape)
         return recorded.view_as(latents_BFCHW).to(latents_BFCHW)

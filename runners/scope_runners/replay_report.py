@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from scope_contracts.envelope import PPEnvelope
-from scope_contracts.recording import Finished, Opened
-from scope_contracts.recording_file import RecordingReader
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Finished, Opened
 from scope_rt.tensors import TORCH_DTYPES
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
 
@@ -63,7 +63,7 @@ def compare(
     restarted = {restart.chunk_index for restart in recorded.restarts}
     indices = sorted(index for index in recorded.finished if index < num_chunks)
     with open_recording(recording) as old_file, open_recording(replayed) as new_file:
-        old, new = RecordingReader(old_file), RecordingReader(new_file)
+        old, new = LogReader(old_file), LogReader(new_file)
         _, old_places = read_stream(old)
         stream, new_places = read_stream(new)
         for index in indices:
@@ -135,7 +135,7 @@ def _max_abs_diff(old: Finished, before: bytes, new: Finished, after: bytes) -> 
     """The largest difference of two chunks' latents, None where no number tells it."""
     if before == after:
         return 0.0
-    if old.latents != new.latents:
+    if old.latents is None or old.latents != new.latents:
         return None
     dtype = TORCH_DTYPES[old.latents.dtype]
     a, b = (torch.frombuffer(bytearray(raw), dtype=dtype).double() for raw in (before, after))

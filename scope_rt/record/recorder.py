@@ -17,7 +17,8 @@ from torch import Tensor
 
 from scope_contracts.envelope import LATENTS_OUT, PPEnvelope
 from scope_contracts.errors import ContractError, UserInputError
-from scope_contracts.recording import (
+from scope_contracts.log_file import append, create, pack
+from scope_contracts.log_records import (
     Closed,
     Control,
     Dropped,
@@ -27,7 +28,6 @@ from scope_contracts.recording import (
     Planned,
     Record,
 )
-from scope_contracts.recording_file import append, create, pack
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive
 from scope_rt.faults import FaultPoint, Faults, NoFaults
@@ -99,8 +99,11 @@ class Recorder:
                 at_s=time.time(),
                 chunk_index=chunk.chunk_index,
                 cache_epoch=chunk.cache_epoch,
+                prompt=chunk.prompt,
                 num_frames=len(chunk.frames),
                 observed_generator_calls=chunk.generator_calls,
+                recomputed=chunk.recomputed,
+                kv_cache_attention_bias=chunk.kv_cache_attention_bias,
                 latents_sha256=chunk.latents_sha256,
                 latents=spec_of(LATENTS_OUT, chunk.latents),
                 stage_ms=tuple(chunk.stage_ms.items()),

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from scope_contracts.errors import PeerLostError, UserInputError
-from scope_contracts.recording import (
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import (
     Closed,
     Control,
     Dropped,
@@ -23,14 +24,13 @@ from scope_contracts.recording import (
     Planned,
     Record,
 )
-from scope_contracts.recording_file import RecordingReader
 from scope_contracts.tensor_spec import DType
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.faults import FaultPoint
 from scope_rt.record.recorder import Recorder
-from tests.recordings import opened, planned, story, write
+from tests.stream_logs import opened, planned, story, write
 
 ENVELOPE = planned(0).envelope
 
@@ -54,7 +54,7 @@ def chunk(index: int = 0, dtype: torch.dtype = torch.float32) -> Chunk:
 
 def read(path: Path) -> tuple[list[Record], list[bytes], int]:
     with path.open("rb") as file:
-        reader = RecordingReader(file)
+        reader = LogReader(file)
         entries = list(reader)
         blobs = [reader.blob(entry) for entry in entries]
         return [entry.record for entry in entries], blobs, reader.torn_bytes
@@ -125,6 +125,7 @@ def test_latents_are_kept_bit_for_bit_in_their_own_dtype(
     recorder.close()
     records, blobs, _ = read(tmp_path / "a.scope")
     assert isinstance(records[1], Finished)
+    assert records[1].latents is not None
     assert records[1].latents.dtype == DType(str(dtype).removeprefix("torch."))
     latents = torch.frombuffer(bytearray(blobs[1]), dtype=dtype).reshape(records[1].latents.shape)
     assert torch.equal(latents, chunk(dtype=dtype).latents)
@@ -234,7 +235,7 @@ def test_a_damaged_recording_is_left_alone_and_the_resumed_stream_goes_on(tmp_pa
     recorder.close()
     assert path.read_bytes() == b"my holiday notes"
     assert recorder.failure is not None
-    assert "is this a recording" in recorder.failure
+    assert "is this a stream log" in recorder.failure
 
 
 @pytest.mark.timeout(20)

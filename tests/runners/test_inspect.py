@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scope_contracts.errors import ContractError, UserInputError
-from scope_contracts.recording import Closed, Control, Failed
+from scope_contracts.log_records import Closed, Control, Failed
 from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
 from scope_runners.recorded_stream import open_recording
-from tests.recordings import finished, opened, packed, planned, story, write
+from tests.stream_logs import finished, opened, packed, planned, story, write
 
 
 def inspect(path: Path, *arguments: str) -> int:
@@ -107,7 +107,7 @@ def test_a_crash_is_told_with_what_it_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.scope"
-    path.write_bytes(packed(story()[:6])[:-3])
+    path.write_bytes(packed(story()[:10])[:-3])
     read = as_json(path, capsys)
     assert [chunk["fate"] for chunk in read["chunks"]] == ["shown", "unfinished"]
     assert (read["closed"], read["torn_bytes"] > 0) == (False, True)
@@ -122,9 +122,9 @@ def test_damage_is_an_error_after_what_is_whole_was_shown(
 ) -> None:
     path = tmp_path / "a.scope"
     data = bytearray(packed(story()))
-    data[len(packed(story()[:4])) + 20] ^= 1
+    data[len(packed(story()[:8])) + 20] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ContractError, match="the recording is damaged"):
+    with pytest.raises(ContractError, match="the log is damaged"):
         inspect(path)
     assert "1 chunk (0.8 s of video)" in capsys.readouterr().out
 
@@ -153,7 +153,7 @@ def test_another_kind_of_file_is_the_users_to_change(tmp_path: Path) -> None:
 def test_a_hostile_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bell = Control(at_s=0.0, chunk_index=0, prompt="\x1b[2J\a\x9b1A\n", embeds_sha256="c")
     inspect(
-        write(tmp_path / "a.scope", [(opened(model="\x1b]0;"), b""), (bell, b""), *story()[2:4]])
+        write(tmp_path / "a.scope", [(opened(model="\x1b]0;"), b""), (bell, b""), *story()[5:7]])
     )
     table = capsys.readouterr().out
     assert 'prompt "?[2J??1A?"' in table

@@ -8,7 +8,7 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError
 from scope_lab.replay_process import replayed
 from scope_lab.stream_process import plan_speed
-from tests.recordings import story, write
+from tests.stream_logs import story, write
 
 SOON_S = 0.05
 """Python itself takes longer to start."""

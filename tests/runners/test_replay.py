@@ -13,14 +13,14 @@ from typing import Any, BinaryIO
 import pytest
 
 from scope_contracts.errors import ContractError, UserInputError
-from scope_contracts.recording import Control, Dropped, Finished, Opened, Planned, Record
-from scope_contracts.recording_file import RecordingReader
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Control, Dropped, Finished, Opened, Planned, Record
 from scope_contracts.tensor_spec import DType
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.recorded_stream import open_recording
 from scope_runners.replay import add_replay_arguments, run_replay
-from tests.recordings import Story, opened, story, write
+from tests.stream_logs import Story, opened, story, write
 from tests.tiny_folder import write_tiny_folder
 
 SOFT = TransitionSpec(num_chunks=3, method=Interpolation.SLERP, bias_floor=0.2)
@@ -64,7 +64,7 @@ def report(recording: Path, capsys: pytest.CaptureFixture[str], *arguments: str)
 
 def read_story(path: Path) -> Story:
     with path.open("rb") as file:
-        reader = RecordingReader(file)
+        reader = LogReader(file)
         return [(entry.record, reader.blob(entry)) for entry in list(reader)]
 
 
@@ -191,7 +191,7 @@ def test_damage_is_told_after_what_could_be_compared(
     data = bytearray(recording.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ContractError, match="the recording is damaged"):
+    with pytest.raises(ContractError, match="the log is damaged"):
         replay(path)
     assert "result     equal" in capsys.readouterr().out
 
@@ -239,9 +239,19 @@ def test_a_recording_without_the_streams_beginning_is_refused(
     fingerprint = read_story(recording)[0][0]
     assert isinstance(fingerprint, Opened)
     first = replace(fingerprint, resumed_at_chunk=first.resumed_at_chunk)
-    later = story()[8:-5]
+    later = story()[13:-5]
     with pytest.raises(UserInputError, match="there is nothing to compare"):
         replay(write(tmp_path / "b.scope", [(first, b""), *later]))
+
+
+def test_a_log_without_latents_is_refused(recording: Path, tmp_path: Path) -> None:
+    def without(record: Record, blob: bytes) -> tuple[Record, bytes]:
+        if isinstance(record, Finished):
+            return replace(record, latents=None), b""
+        return record, blob
+
+    with pytest.raises(UserInputError, match="holds no latents to compare with; replay one that"):
+        replay(changed(recording, tmp_path / "b.scope", without))
 
 
 def test_only_fp32_is_compared_across_tp_degrees(recording: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from random import Random
 
-from scope_contracts.recording_file import MAGIC
+from scope_contracts.log_file import MAGIC
 from scope_contracts.wire import MAX_MESSAGE_BYTES
 from scope_lab.fuzz.loose_msgpack import Node, Pairs, Raw, Slot, copy, parse, slots, write
 

@@ -20,17 +20,22 @@ from scope_contracts.envelope import (
 )
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
-from scope_contracts.parity import HASH_BYTES, ParityKeys, ScalarDigest
-from scope_contracts.recording import (
+from scope_contracts.log_file import MAGIC, pack
+from scope_contracts.log_records import (
+    Begun,
     Closed,
     Control,
     Dropped,
+    Durable,
     Failed,
     Finished,
     Opened,
     Planned,
+    Published,
+    Scheduled,
+    Segment,
 )
-from scope_contracts.recording_file import MAGIC, pack
+from scope_contracts.parity import HASH_BYTES, ParityKeys, ScalarDigest
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import encode
 
@@ -188,19 +193,41 @@ def recordings() -> tuple[bytes, ...]:
         at_s=1.75e9 + 0.25,
         chunk_index=0,
         cache_epoch=0,
+        prompt="a red circle",
         num_frames=9,
         observed_generator_calls=5,
+        recomputed=False,
+        kv_cache_attention_bias=1.0,
         latents_sha256="cd" * 32,
         latents=TensorSpec(LATENTS_OUT, DType.FLOAT32, (3, 4, 2, 4)),
         stage_ms=(("generate", 61.5), ("decode", 9.0)),
+    )
+    segment = Segment(
+        at_s=1.75e9, number=0, codec="libx264", width=64, height=32, fps="16", extradata="01ff"
+    )
+    durable = Durable(
+        at_s=1.75e9,
+        chunk_index=0,
+        segment=0,
+        end_bytes=5_000,
+        num_frames=9,
+        crc32=2**32 - 1,
+        encode_ms=3.5,
     )
     begun = MAGIC + pack(opened)
     whole = b"".join(
         (
             begun,
+            pack(Begun(at_s=1.75e9, prompt="a red circle")),
+            pack(Scheduled(at_s=1.75e9, chunk_index=1, prompt="a blue square")),
+            pack(Scheduled(at_s=1.75e9, chunk_index=3, hard_cut=True)),
+            pack(segment),
             pack(control),
             planned,
             pack(finished, blob),
+            pack(durable),
+            pack(replace(finished, chunk_index=1, latents=None)),
+            pack(Published(at_s=1.75e9)),
             pack(Dropped(at_s=1.75e9, chunk_index=1, cache_epoch=0)),
             pack(Closed(at_s=1.75e9)),
         )

@@ -10,9 +10,9 @@ from io import BytesIO
 from random import Random
 
 from scope_contracts.errors import ContractError, FieldError, LifecycleError
+from scope_contracts.log_file import MAGIC, LogReader, pack
 from scope_contracts.parity import ParityKeys, ScalarDigest
 from scope_contracts.preflight import preflight
-from scope_contracts.recording_file import MAGIC, RecordingReader, pack
 from scope_contracts.tp_names import from_tp, to_tp
 from scope_contracts.wire import decode_envelope, decode_result, encode
 from scope_lab.fuzz import seeds
@@ -88,7 +88,7 @@ def _read_parity(data: bytes) -> None:
 def _read_recording(data: bytes) -> None:
     """Every record and blob, as inspect and replay do: what is read is what lies there."""
     file = _MeteredFile(data)
-    reader = RecordingReader(file)
+    reader = LogReader(file)
     end = len(MAGIC) if data.startswith(MAGIC) else 0
     try:
         for entry in reader:

@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from scope_contracts.errors import ScopeError
-from scope_contracts.recording import Control, Dropped, Finished, Opened, Planned, Record
-from scope_contracts.recording_file import RecordingReader
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Control, Dropped, Finished, Opened, Planned, Record
 from scope_lab.soak import diary
 from scope_lab.soak.diary import Line, Shown, held
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
@@ -35,7 +35,7 @@ def compare(lines: Sequence[Line], recording: Path, *, num_chunks: int) -> Compa
     chunks, stream, dropped, found = held(lines), RecordedStream(), frozenset[int](), list[str]()
     try:
         with open_recording(recording) as file:
-            reader = RecordingReader(file)
+            reader = LogReader(file)
             stream, _ = read_stream(reader)
             dropped, found = _dropped_by_cuts(entry.record for entry in reader)
     except ScopeError as error:  # such as where the ranks never came to record anything

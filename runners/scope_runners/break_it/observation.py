@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scope_contracts.recording import Dropped, Finished, Record
-from scope_contracts.recording_file import RecordingReader
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Dropped, Finished, Record
 from scope_runners.break_it.events import Event, EventKind
 from scope_runners.break_it.faults import Happened
 from scope_runners.break_it.script import RankJob
@@ -82,7 +82,7 @@ class Observation:
     def recorded(self) -> Sequence[Record]:
         """The whole records of the run's recording."""
         with self.job.recording.open("rb") as file:
-            return [entry.record for entry in RecordingReader(file)]
+            return [entry.record for entry in LogReader(file)]
 
 
 def recorded_chunks(seen: Observation) -> list[int]:

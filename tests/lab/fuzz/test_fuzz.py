@@ -23,8 +23,8 @@ from scope_contracts import (
     decode_result,
     preflight,
 )
-from scope_contracts.recording import decode_record
-from scope_contracts.recording_file import MAGIC, Entry, RecordingReader, append
+from scope_contracts.log_file import MAGIC, Entry, LogReader, append
+from scope_contracts.log_records import decode_record
 from scope_lab.fuzz import judge, run, seeds
 from scope_lab.fuzz.judge import Figures, Judge
 from scope_lab.fuzz.loose_msgpack import parse, write
@@ -112,7 +112,7 @@ def whole_records(data: bytes) -> tuple[list[Entry], bool]:
     """The records up to the first damage, and whether there is none."""
     entries: list[Entry] = []
     try:
-        for entry in RecordingReader(BytesIO(data)):
+        for entry in LogReader(BytesIO(data)):
             entries.append(entry)
     except ContractError:
         return entries, False

@@ -1,5 +1,6 @@
 """Any bytes end in whole records or in a named ContractError; a crash costs the torn tail only."""
 
+import hashlib
 import io
 import struct
 import zlib
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scope_contracts.errors import ContractError, FieldError, VersionError, WireError
-from scope_contracts.recording import (
+from scope_contracts.log_file import MAGIC, Entry, LogReader, append, create, pack
+from scope_contracts.log_records import (
     MAX_BLOB_BYTES,
     MAX_RECORD_BYTES,
     Closed,
@@ -24,16 +26,17 @@ from scope_contracts.recording import (
     decode_record,
     encode_record,
 )
-from scope_contracts.recording_file import MAGIC, Entry, RecordingReader, append, create, pack
 from scope_contracts.tensor_spec import DType, TensorSpec
-from tests.recordings import finished, opened, packed, planned, story, write
+from tests.stream_logs import finished, opened, packed, planned, story, write
 
 DATA = packed(story())
+GOLDEN = "3d28ddfa58b625f6019a33063756ee39b7bf664701da45c73027b0b8e2a66e40"
+"""SHA-256 of the story in version 3: change it with the version only."""
 ENDS = [len(packed(story()[:count])) for count in range(len(story()) + 1)]
 
 
 def read(data: bytes) -> tuple[list[Entry], int]:
-    reader = RecordingReader(io.BytesIO(data))
+    reader = LogReader(io.BytesIO(data))
     return list(reader), reader.torn_bytes
 
 
@@ -50,8 +53,12 @@ def plain_of(record: Record) -> dict[str, Any]:
     return plain
 
 
+def test_the_bytes_of_this_version_never_change() -> None:
+    assert hashlib.sha256(DATA).hexdigest() == GOLDEN
+
+
 def test_a_file_holds_what_was_written_and_where() -> None:
-    reader = RecordingReader(io.BytesIO(DATA))
+    reader = LogReader(io.BytesIO(DATA))
     entries = list(reader)
     assert records(entries) == [record for record, _ in story()]
     assert [reader.blob(entry) for entry in entries] == [blob for _, blob in story()]
@@ -93,9 +100,9 @@ def test_a_bad_last_record_is_torn_and_a_bad_one_before_it_is_damage() -> None:
     entries, torn_bytes = read(bytes(last))
     assert (len(entries), torn_bytes) == (len(story()) - 1, len(DATA) - ENDS[-2])
     earlier[ENDS[3] - 1] ^= 1
-    reader = iter(RecordingReader(io.BytesIO(earlier)))
+    reader = iter(LogReader(io.BytesIO(earlier)))
     assert [next(reader).record for _ in range(2)] == [record for record, _ in story()[:2]]
-    with pytest.raises(WireError, match=f"byte {ENDS[2]}: the recording is damaged"):
+    with pytest.raises(WireError, match=f"byte {ENDS[2]}: the log is damaged"):
         next(reader)
 
 
@@ -147,15 +154,19 @@ def test_any_value_in_any_field_is_read_canonically_or_refused_by_name(data: st.
 
 
 def test_unknown_versions_and_kinds_are_refused_by_name() -> None:
-    newer = plain_of(opened()) | {"recording_version": 3, "a_new_field": 1}
-    with pytest.raises(VersionError, match="recording_version: got 3, want 2"):
+    newer = plain_of(opened()) | {"log_version": 4, "a_new_field": 1}
+    with pytest.raises(VersionError, match="log_version: got 4, want 3; read it with the package"):
         decode_record(msgpack.packb(newer))
+    older = plain_of(opened()) | {"recording_version": 2}
+    del older["log_version"]
+    with pytest.raises(VersionError, match="recording_version: got 2, want 3; read it with the"):
+        decode_record(msgpack.packb(older))
     plain = plain_of(planned(0))
     plain["envelope"] |= {"pp_envelope_version": 2, "a_new_field": 1}
     with pytest.raises(VersionError, match="pp_envelope_version: got 2, want 1"):
         decode_record(msgpack.packb(plain))
     for kind in ("paused", 1, None, ["closed"]):
-        with pytest.raises(FieldError, match=r"kind: got .*, want one of opened, control"):
+        with pytest.raises(FieldError, match=r"kind: got .*, want one of opened, begun"):
             decode_record(msgpack.packb({"at_s": 0.0, "kind": kind}))
 
 
@@ -163,7 +174,7 @@ def test_a_recording_begins_with_its_stream_and_a_foreign_file_is_refused() -> N
     with pytest.raises(WireError, match=r"first record: got .*, want opened"):
         read(packed(story()[1:]))
     for foreign in (b"RIFF....", b"\x89PNG\r\n\x1a\n", bytes(8), b"\x89SCOPE\n\n"):
-        with pytest.raises(WireError, match="is this a recording of scope-rt"):
+        with pytest.raises(WireError, match="is this a stream log of scope-rt"):
             read(foreign + DATA[8:])
 
 
@@ -174,7 +185,7 @@ def test_a_prompt_longer_than_a_message_string_is_kept_and_one_over_the_cap_refu
         pack(replace(long, prompt="x" * MAX_RECORD_BYTES))
     with pytest.raises(FieldError, match=r"prompt: .* UTF-8"):
         pack(replace(long, prompt="\ud800"))
-    with pytest.raises(FieldError, match="error: got 7, want text"):
+    with pytest.raises(FieldError, match="error: got 7, want str"):
         decode_record(
             msgpack.packb(plain_of(Failed(at_s=0.0, chunk_index=0, error="")) | {"error": 7})
         )
@@ -199,7 +210,7 @@ def test_a_frame_over_the_cap_is_damage_and_its_bytes_are_not_read() -> None:
             return super().read(size)
 
     with pytest.raises(WireError, match="damaged"):
-        list(RecordingReader(Counting(packed(story()[:1]) + b"\xff\xff\xff\x7f1234" + DATA)))
+        list(LogReader(Counting(packed(story()[:1]) + b"\xff\xff\xff\x7f1234" + DATA)))
     assert Counting.most <= 2**20
 
 
@@ -228,9 +239,9 @@ def test_appending_cuts_off_the_torn_tail_and_nothing_else(tmp_path: Path) -> No
 @pytest.mark.parametrize("count", range(1, len(story()) + 1))
 def test_appending_to_a_whole_file_reads_its_end_only(tmp_path: Path, count: int) -> None:
     data = packed(story()[:count])
-    assert RecordingReader(io.BytesIO(data)).ends_whole()
-    assert not RecordingReader(io.BytesIO(data[:-1])).ends_whole()
-    assert not RecordingReader(io.BytesIO(data + bytes(16))).ends_whole()
+    assert LogReader(io.BytesIO(data)).ends_whole()
+    assert not LogReader(io.BytesIO(data[:-1])).ends_whole()
+    assert not LogReader(io.BytesIO(data + bytes(16))).ends_whole()
     append(write(tmp_path / "a.scope", story()[:count])).close()
     assert (tmp_path / "a.scope").read_bytes() == data
 
@@ -238,7 +249,7 @@ def test_appending_to_a_whole_file_reads_its_end_only(tmp_path: Path, count: int
 def test_a_record_without_its_blob_does_not_end_a_file() -> None:
     record, latents = finished(0)
     head = packed(story()[:1]) + pack(record, latents)[: -len(latents) - 8]
-    assert not RecordingReader(io.BytesIO(head)).ends_whole()
+    assert not LogReader(io.BytesIO(head)).ends_whole()
     assert read(head)[1] == len(head) - ENDS[1]
 
 

@@ -1,4 +1,4 @@
-"""A recording's file only grows, by whole records, and says how many a crash has left it.
+"""A stream log only grows, by whole records, and says how many a crash has left it.
 
     file    MAGIC, then frames
     frame   u32 length, u32 CRC-32, that many bytes; little-endian
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scope_contracts.errors import ContractError, FieldError, WireError, mismatch
-from scope_contracts.recording import (
+from scope_contracts.log_records import (
     MAX_RECORD_BYTES,
     Opened,
     Record,
@@ -57,11 +57,16 @@ def pack(record: Record, blob: bytes = b"") -> bytes:
     return b"".join((_framed(body), body, _framed(blob), blob) if blob else (_framed(body), body))
 
 
-class RecordingReader:
-    """The whole records of a file, each time from its start; the file must be seekable."""
+class LogReader:
+    """The whole records of a file, each time from its start; the file must be seekable.
 
-    def __init__(self, file: BinaryIO) -> None:
+    Without `check_blobs` blobs are stepped over: an hour of video is gigabytes of latents, and a
+    damaged one is then not noticed.
+    """
+
+    def __init__(self, file: BinaryIO, *, check_blobs: bool = True) -> None:
         self._file = file
+        self._check_blobs = check_blobs
         self._num_bytes = 0
         self.torn_bytes = 0
         """Bytes after the last whole record that was read."""
@@ -116,7 +121,7 @@ class RecordingReader:
         self._file.seek(0)
         magic = self._file.read(len(MAGIC))
         if not MAGIC.startswith(magic):
-            fix = "is this a recording of scope-rt?"
+            fix = "is this a stream log of scope-rt?"
             raise WireError(mismatch("file", got=magic, want=f"{MAGIC!r} first", fix=fix))
         return magic == MAGIC
 
@@ -127,10 +132,19 @@ class RecordingReader:
             return None
         record, end = decode_record(body), start + _FRAME.size + len(body)
         if num_bytes := record.num_blob_bytes:
-            if self._body(end, range(num_bytes, num_bytes + 1)) is None:
+            if not self._has_blob(end, num_bytes):
                 return None
             end += _FRAME.size + num_bytes
         return Entry(record=record, start=start, end=end)
+
+    def _has_blob(self, start: int, num_bytes: int) -> bool:
+        """Whether the blob in the frame at `start` is whole; False where a crash cut it off."""
+        end = start + _FRAME.size + num_bytes
+        if not self._check_blobs and end < self._num_bytes:  # the last one may be torn
+            self._file.seek(start)
+            if _FRAME.unpack(self._file.read(_FRAME.size))[0] == num_bytes:
+                return True
+        return self._body(start, range(num_bytes, num_bytes + 1)) is not None
 
     def _body(self, start: int, lengths: range) -> bytes | None:
         """What the frame at `start` holds; None where a crash cut it off."""
@@ -151,7 +165,7 @@ class RecordingReader:
         # A file system may have grown the file and not yet filled it.
         elif self._is_zero_from(start):
             return None
-        raise WireError(f"byte {start}: the recording is damaged; what comes before it is whole")
+        raise WireError(f"byte {start}: the log is damaged; what comes before it is whole")
 
     def _is_zero_from(self, start: int) -> bool:
         self._file.seek(start)
@@ -162,11 +176,11 @@ class RecordingReader:
 
 
 def create(path: Path) -> FileIO:
-    """Begin a new recording at `path`, instead of what was there.
+    """Begin a new log at `path`, instead of what was there.
 
     Raises `OSError`, also where a pipe or a device is.
     """
-    _refuse_special(path)
+    refuse_special(path)
     file = open(path, "wb", buffering=0)  # noqa: SIM115
     file.write(MAGIC)
     return file
@@ -175,18 +189,14 @@ def create(path: Path) -> FileIO:
 def append(path: Path) -> FileIO:
     """Open `path` for writing after its last whole record; a torn tail is cut off.
 
-    Raises `ContractError` for a file that is no recording, or ends in damage that no crash
+    Raises `ContractError` for a file that is no log, or ends in damage that no crash
     explains; it is left as it is. Raises `OSError`.
     """
     if not path.exists():
         return create(path)
-    _refuse_special(path)
+    refuse_special(path)
     with open(path, "rb") as file:
-        reader = RecordingReader(file)
-        end = file.seek(0, os.SEEK_END) if reader.ends_whole() else 0
-        if not end:
-            for entry in reader:
-                end = entry.end
+        end = end_of_whole(file)
     if end == 0:
         return create(path)
     growing = open(path, "r+b", buffering=0)  # noqa: SIM115
@@ -195,8 +205,21 @@ def append(path: Path) -> FileIO:
     return growing
 
 
-def _refuse_special(path: Path) -> None:
-    """What is no file may not be opened: a pipe that nobody reads would never let go."""
+def end_of_whole(file: BinaryIO) -> int:
+    """The byte after the last whole record; 0 where there is none.
+
+    Raises `ContractError` for a file that is no log, or ends in damage that no crash explains.
+    """
+    reader, end = LogReader(file), 0
+    if reader.ends_whole():
+        return file.seek(0, os.SEEK_END)
+    for entry in reader:
+        end = entry.end
+    return end
+
+
+def refuse_special(path: Path) -> None:
+    """Raise `OSError` for what is no file: opening a pipe that nobody reads never returns."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 

@@ -1,4 +1,4 @@
-"""A small flight recording with everything in it, for tests; not a test itself."""
+"""A small stream log with everything in it, for tests; not a test itself."""
 
 import hashlib
 import struct
@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from scope_contracts.envelope import LATENTS_OUT, MessageKind, PlanId, PPEnvelope
-from scope_contracts.recording import (
+from scope_contracts.log_file import MAGIC, pack
+from scope_contracts.log_records import (
+    Begun,
     Closed,
     Control,
     Dropped,
+    Durable,
     Failed,
     Finished,
     Opened,
     Planned,
+    Published,
     Record,
+    Scheduled,
+    Segment,
 )
-from scope_contracts.recording_file import MAGIC, pack
 from scope_contracts.tensor_spec import DType, TensorSpec
 
 Story = list[tuple[Record, bytes]]
@@ -78,8 +83,11 @@ def finished(
         at_s=at_s or 1000.5 + chunk,
         chunk_index=chunk,
         cache_epoch=epoch,
+        prompt="a red circle",
         num_frames=12,
         observed_generator_calls=3,
+        recomputed=False,
+        kv_cache_attention_bias=0.8,
         latents_sha256=hashlib.sha256(latents).hexdigest(),
         latents=TensorSpec(LATENTS_OUT, DType.FLOAT32, (len(latents) // 4,)),
         stage_ms=(("plan", 0.3), ("wait", 4.0 + chunk % 3), ("decode", 9.0), ("generate", 50.0)),
@@ -87,13 +95,40 @@ def finished(
     return record, latents
 
 
+def segment(number: int = 0, **changes: Any) -> Segment:
+    fields: dict[str, Any] = {
+        "codec": "libx264",
+        "width": 256,
+        "height": 256,
+        "fps": "16",
+        "extradata": "0164",
+    }
+    return Segment(at_s=1000.0, number=number, **(fields | changes))
+
+
+def durable(chunk: int, *, segment: int = 0, at_s: float = 0.0) -> Durable:
+    return Durable(
+        at_s=at_s or 1000.7 + chunk,
+        chunk_index=chunk,
+        segment=segment,
+        end_bytes=600 + 400 * chunk,
+        num_frames=12,
+        crc32=0xDEADBEEF,
+        encode_ms=7.5,
+    )
+
+
 def story() -> Story:
     """A stream with every kind of record: prompts, a transition, a cut, a crash and a restart."""
     records: Story = [
         (opened(), b""),
+        (Begun(at_s=1000.0, prompt="a red circle"), b""),
+        (Scheduled(at_s=1000.0, chunk_index=6, hard_cut=True), b""),
+        (segment(), b""),
         (Control(at_s=1000.0, chunk_index=0, prompt="a red circle", embeds_sha256="c" * 64), b""),
         (planned(0, init_cache=True, reset_kv_cache=True, reset_crossattn_cache=True), b""),
         finished(0),
+        (durable(0), b""),
         (planned(1), b""),
         finished(1),
     ]
@@ -125,6 +160,7 @@ def story() -> Story:
         (opened(1011.0, resumed_at_chunk=7), b""),
         (planned(7, 1, at_s=1011.2, current_start_frame=3, do_kv_recompute=True), b""),
         finished(7, 1, at_s=1011.8),
+        (Published(at_s=1012.0), b""),
         (Closed(at_s=1012.0), b""),
     ]
     return records

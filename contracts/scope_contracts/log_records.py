@@ -1,34 +1,41 @@
-"""The records of a flight recording: what was asked, planned and made, in the order it happened.
+"""The records of a stream log: what was asked, planned, made and kept, in the order it happened.
 
 A record is one canonical map that names its `kind`; equal records have equal bytes, and no other
-bytes are accepted. How records lie in a file: `recording_file`.
+bytes are accepted. How records lie in a file: `log_file`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 from scope_contracts.envelope import ENVELOPE_VERSION, PlanId, PPEnvelope
 from scope_contracts.errors import FieldError, VersionError, WireError, mismatch
-from scope_contracts.plain import from_plain, to_plain
+from scope_contracts.plain import PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain
 
-RECORDING_VERSION = 2
+LOG_VERSION = 3
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
 MAX_BLOB_BYTES = 256 * 2**20
 NOT_RESUMED = -1
+_RULES = PlainRules(max_string_bytes=MAX_RECORD_BYTES)
+"""A prompt or an error may fill the record."""
 
 
 class RecordKind(StrEnum):
     """What a record tells."""
 
     OPENED = "opened"
+    BEGUN = "begun"
+    SCHEDULED = "scheduled"
     CONTROL = "control"
     PLANNED = "planned"
     FINISHED = "finished"
     DROPPED = "dropped"
+    SEGMENT = "segment"
+    DURABLE = "durable"
+    PUBLISHED = "published"
     FAILED = "failed"
     CLOSED = "closed"
 
@@ -38,8 +45,6 @@ class Record:
     """Something that happened at `at_s`, in seconds since the Unix epoch by rank0's clock."""
 
     kind: ClassVar[RecordKind]
-    long_texts: ClassVar[tuple[str, ...]] = ()
-    """Fields bounded by the record alone, not by the string cap of messages."""
     minimums: ClassVar[Mapping[str, int]] = {}
     """The least value of a field that whoever reads the record would stumble over."""
 
@@ -58,7 +63,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(Record):
-    """A stream began, or was resumed at a chunk: all that is needed to run it again.
+    """A session began, or resumed a stream at a chunk: all that is needed to run it again.
 
     `backend` is the attention backend in effect, `model` the name or folder as it was given,
     `kv_cache_recompute_every` in chunks, `kv_cache` what `CacheChoice.named` reads,
@@ -66,10 +71,9 @@ class Opened(Record):
     """
 
     kind: ClassVar = RecordKind.OPENED
-    long_texts: ClassVar = ("model",)
     minimums: ClassVar = dict.fromkeys(("height", "width", "fps", "tp_degree"), 1)
 
-    recording_version: int = RECORDING_VERSION
+    log_version: int = LOG_VERSION
     package_version: str
     torch_version: str
     model: str
@@ -91,6 +95,35 @@ class Opened(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun(Record):
+    """A stream was asked for with `prompt`; its schedule follows, one record for each event."""
+
+    kind: ClassVar = RecordKind.BEGUN
+
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled(Record):
+    """An event of a stream's schedule as asked for, at the first chunk from `chunk_index` on.
+
+    There is a new prompt exactly if `prompt` is not None, and it comes in by a soft transition
+    exactly if `transition_num_chunks` is above 0.
+    """
+
+    kind: ClassVar = RecordKind.SCHEDULED
+    minimums: ClassVar = {"chunk_index": 0, "transition_num_chunks": 0}
+
+    chunk_index: int
+    prompt: str | None = None
+    hard_cut: bool = False
+    transition_num_chunks: int = 0
+    transition_method: str = ""
+    transition_bias_floor: float = 1.0
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Control(Record):
     """What a person asked for, and the chunk at which it took effect.
 
@@ -99,7 +132,6 @@ class Control(Record):
     """
 
     kind: ClassVar = RecordKind.CONTROL
-    long_texts: ClassVar = ("prompt",)
     minimums: ClassVar = {"chunk_index": 0, "transition_num_chunks": 0}
 
     chunk_index: int
@@ -124,9 +156,10 @@ class Planned(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Record):
-    """A chunk that was emitted; the blob is its latents, as `latents` describes them.
+    """A chunk that was emitted; the blob is its latents, as `latents` describes them, or empty
+    where that is None.
 
-    `num_frames` counts pictures, `latents_sha256` is over the blob.
+    `num_frames` counts pictures, `latents_sha256` is over the bytes of the latents.
     """
 
     kind: ClassVar = RecordKind.FINISHED
@@ -134,14 +167,19 @@ class Finished(Record):
 
     chunk_index: int
     cache_epoch: int
+    prompt: str
     num_frames: int
     observed_generator_calls: int
+    recomputed: bool
+    kv_cache_attention_bias: float
     latents_sha256: str
-    latents: TensorSpec
+    latents: TensorSpec | None
     stage_ms: tuple[tuple[str, float], ...] = ()
 
     @property
     def num_blob_bytes(self) -> int:
+        if self.latents is None:
+            return 0
         shape = self.latents.shape
         if min(shape, default=0) < 0 or self.latents.num_bytes > MAX_BLOB_BYTES:
             want = f"no negative length, at most {MAX_BLOB_BYTES} bytes"
@@ -161,11 +199,54 @@ class Dropped(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Segment(Record):
+    """A file of video packets begins; those of equal format can be joined to one video.
+
+    `width` and `height` in pixels, `fps` as a fraction. `extradata` is the encoder's own header, in
+    hexadecimal: a player reads it once for all frames.
+    """
+
+    kind: ClassVar = RecordKind.SEGMENT
+    minimums: ClassVar = dict.fromkeys(("width", "height"), 1) | {"number": 0}
+
+    number: int
+    codec: str
+    width: int
+    height: int
+    fps: str
+    extradata: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durable(Record):
+    """All packets of a chunk lie in segment `segment`, before byte `end_bytes` of its file.
+
+    `num_frames` counts pictures, `crc32` is over the bytes of its packets.
+    """
+
+    kind: ClassVar = RecordKind.DURABLE
+    minimums: ClassVar = {"chunk_index": 0, "segment": 0, "end_bytes": 0, "num_frames": 1}
+
+    chunk_index: int
+    segment: int
+    end_bytes: int
+    num_frames: int
+    crc32: int
+    encode_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published(Record):
+    """The whole video is under its own name; the segments may be gone."""
+
+    kind: ClassVar = RecordKind.PUBLISHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Record):
     """An error ended the stream after `chunk_index` was planned (-1: before any was)."""
 
     kind: ClassVar = RecordKind.FAILED
-    long_texts: ClassVar = ("error",)
 
     chunk_index: int
     error: str
@@ -179,25 +260,25 @@ class Closed(Record):
 
 
 _KINDS: dict[str, type[Record]] = {
-    kind.kind: kind for kind in (Opened, Control, Planned, Finished, Dropped, Failed, Closed)
+    kind.kind: kind
+    for kind in (
+        *(Opened, Begun, Scheduled, Control, Planned, Finished, Dropped),
+        *(Segment, Durable, Published, Failed, Closed),
+    )
 }
 
 
 def encode_record(record: Record) -> bytes:
     """The canonical map of a record, without frame and blob; raises what `pack` does."""
-    texts = {name: getattr(record, name) for name in record.long_texts}
-    for name, text in texts.items():
-        _require_text(name, text)
-    short = cast(Any, replace)(record, **dict.fromkeys(texts, "")) if texts else record
-    plain = to_plain(short) | texts | {"kind": str(record.kind)}
+    plain = to_plain(record, _RULES) | {"kind": str(record.kind)}
     return encode_plain(dict(sorted(plain.items())))
 
 
 def decode_record(data: bytes) -> Record:
     """The inverse of `encode_record`.
 
-    Raises `VersionError` for another recording or envelope version, `FieldError` for an unknown
-    kind or a wrong field, `WireError` for bytes that are not the canonical ones.
+    Raises `VersionError` for another log or envelope version, `FieldError` for an unknown kind or
+    a wrong field, `WireError` for bytes that are not the canonical ones.
     """
     plain = decode_plain(data)
     name = plain.pop("kind", None)
@@ -205,14 +286,11 @@ def decode_record(data: bytes) -> Record:
     if kind is None:
         raise FieldError(mismatch("kind", got=name, want=f"one of {', '.join(_KINDS)}"))
     if kind is Opened:
-        _require_version("recording_version", plain, RECORDING_VERSION)
+        _require_version("log_version", plain, LOG_VERSION)
+        _require_version("recording_version", plain, LOG_VERSION)  # its name before version 3
     if kind is Planned and isinstance(envelope := plain.get("envelope"), dict):
         _require_version("pp_envelope_version", envelope, ENVELOPE_VERSION)
-    texts = {name: plain[name] for name in kind.long_texts if name in plain}
-    for name, text in texts.items():
-        _require_text(name, text)
-    short = from_plain(kind, plain | dict.fromkeys(texts, ""))
-    record = cast(Record, cast(Any, replace)(short, **texts))
+    record = from_plain(kind, plain, _RULES)
     if encode_record(record) != data:
         want = "canonical msgpack: sorted keys, shortest forms, float64"
         raise WireError(mismatch("record", got=f"{len(data)} other bytes", want=want))
@@ -225,12 +303,3 @@ def _require_version(name: str, plain: dict[str, object], known: int) -> None:
     if type(version) is int and version != known:
         fix = "read it with the package version that wrote it"
         raise VersionError(mismatch(name, got=version, want=known, fix=fix))
-
-
-def _require_text(name: str, text: object) -> None:
-    if type(text) is not str:
-        raise FieldError(mismatch(name, got=text, want="text"))
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise FieldError(mismatch(name, got=text, want="text that UTF-8 can hold")) from error

@@ -1,0 +1,191 @@
+"""The only place that knows how far a stream is: its log, read as the one stream that was seen.
+
+A stream that is resumed at a chunk plans that chunk and all after it again, with what was asked for
+there. What was logged about them before is then no part of the stream, only a count of lost work.
+Needs no PyTorch.
+"""
+
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from scope_contracts.envelope import PPEnvelope
+from scope_contracts.errors import ContractError, UserInputError, WireError
+from scope_contracts.log_file import MAGIC, Entry, LogReader
+from scope_contracts.log_records import (
+    Begun,
+    Closed,
+    Control,
+    Dropped,
+    Durable,
+    Failed,
+    Finished,
+    Opened,
+    Planned,
+    Published,
+    Record,
+    Scheduled,
+    Segment,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """The stream was resumed at `chunk_index`, `gap_s` seconds after its last sign of life."""
+
+    chunk_index: int
+    gap_s: float
+    causes: tuple[Failed, ...] = ()
+    """What failed since the start before it; where a process was killed, nothing could be told."""
+
+
+@dataclass(slots=True)
+class StreamHistory:
+    """What a log tells; chunks by their index, in order."""
+
+    openings: list[Opened] = field(default_factory=list)
+    begun: Begun | None = None
+    """What was asked for last; `scheduled` belongs to it."""
+    scheduled: list[Scheduled] = field(default_factory=list)
+    controls: list[Control] = field(default_factory=list)
+    envelopes: dict[int, PPEnvelope] = field(default_factory=dict)
+    finished: dict[int, Finished] = field(default_factory=dict)
+    dropped: dict[int, Dropped] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
+    durable: dict[int, Durable] = field(default_factory=dict)
+    is_published: bool = False
+    failures: list[Failed] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+    num_lost: int = 0
+    """Chunks planned before a restart and again after it."""
+    closed: bool = False
+    num_bytes: int = 0
+    """Of whole records."""
+    torn_bytes: int = 0
+    damage: ContractError | None = None
+    """Why nothing after the last record could be read, where no crash explains it."""
+    _last_at_s: float = 0.0
+
+    @property
+    def num_starts(self) -> int:
+        """Sessions that began the stream or resumed it."""
+        return len(self.openings)
+
+    @property
+    def last_failures(self) -> list[Failed]:
+        """Those that no restart followed."""
+        return self.failures[sum(len(restart.causes) for restart in self.restarts) :]
+
+    @property
+    def opened(self) -> Opened:
+        """The stream as it began."""
+        return self.openings[0]
+
+    def add(self, record: Record) -> None:
+        """The next record."""
+        self.closed = isinstance(record, Closed)
+        match record:
+            case Opened(resumed_at_chunk=index):
+                if self.openings:
+                    self._resume(index, gap_s=record.at_s - self._last_at_s)
+                self.openings.append(record)
+            case Begun():
+                self.begun, self.scheduled = record, []
+            case Scheduled():
+                self.scheduled.append(record)
+            case Control():
+                self.controls.append(record)
+            case Planned(envelope=envelope):
+                self.envelopes[envelope.chunk_index] = envelope
+            case Finished(chunk_index=index):
+                self.finished[index] = record
+            case Dropped(chunk_index=index):
+                self.dropped[index] = record
+            case Segment():
+                self.segments.append(record)
+            case Durable(chunk_index=index):
+                self.durable[index] = record
+            case Published():
+                self.is_published = True
+            case Failed():
+                self.failures.append(record)
+        self._last_at_s = record.at_s
+
+    def _resume(self, first: int, *, gap_s: float) -> None:
+        """Forget what is planned again; a stream that starts over forgets all."""
+        causes = tuple(self.last_failures)
+        self.restarts.append(Restart(chunk_index=max(0, first), gap_s=gap_s, causes=causes))
+        self.num_lost += sum(index >= first for index in self.envelopes)
+        self.controls = [control for control in self.controls if control.chunk_index < first]
+        self.envelopes = {i: envelope for i, envelope in self.envelopes.items() if i < first}
+        self.finished = {i: record for i, record in self.finished.items() if i < first}
+        self.dropped = {i: record for i, record in self.dropped.items() if i < first}
+        self.durable = {i: record for i, record in self.durable.items() if i < first}
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a stream log to read.
+
+    Raises:
+        UserInputError: the file cannot be read, or is none.
+    """
+    try:
+        # Looked at before it is opened: opening a pipe waits for somebody to write to it.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserInputError(
+                f"the recording {path} is no ordinary file; give a file that --record wrote"
+            )
+        file = path.open("rb")
+    except OSError as error:
+        raise UserInputError(
+            f"cannot read the recording {path} ({error.strerror}); give a file that --record wrote"
+        ) from error
+    if not MAGIC.startswith(file.read(len(MAGIC))):
+        file.close()
+        raise UserInputError(f"{path} is no recording; give a file that --record wrote")
+    return file
+
+
+def read_stream(reader: LogReader) -> tuple[StreamHistory, dict[int, Entry]]:
+    """The stream of a log, and where its finished chunks lie; damage ends it early.
+
+    Raises:
+        ContractError: there is no whole record.
+    """
+    history, places = StreamHistory(), dict[int, Entry]()
+    try:
+        for entry in reader:
+            history.add(entry.record)
+            history.num_bytes = entry.end
+            if isinstance(entry.record, Finished):
+                places[entry.record.chunk_index] = entry
+    except ContractError as error:
+        history.damage = error
+    if not history.openings:
+        raise history.damage or WireError("the recording has no whole record; nothing was kept")
+    history.torn_bytes = reader.torn_bytes if history.damage is None else 0
+    return history, {index: places[index] for index in history.finished}
+
+
+def read_history(path: Path) -> StreamHistory:
+    """How far the stream of a log is; nothing where there is no file, or no whole record in it.
+
+    Latents are stepped over, not read.
+
+    Raises:
+        UserInputError: the file cannot be read, is none of ours or is damaged.
+    """
+    if not path.exists():
+        return StreamHistory()
+    way_out = f"to start the stream anew, delete {path}"
+    history = StreamHistory()
+    with open_log(path) as file:
+        try:
+            for entry in (reader := LogReader(file, check_blobs=False)):
+                history.add(entry.record)
+                history.num_bytes = entry.end
+        except ContractError as error:
+            raise UserInputError(f"stream log {path}: is damaged ({error}); {way_out}") from error
+        history.torn_bytes = reader.torn_bytes
+    return history

@@ -1,0 +1,316 @@
+"""A folder holds the one state from which a stream is resumed; killed at any moment, it is whole.
+
+    state         checksum, then the header and all of the state but its tensors
+    DIGEST        the bytes of one tensor, named by their BLAKE2b-128; zeros at its end are left out
+
+New tensors are written first, then `state` is replaced, then tensors that it no longer names are
+removed. A tensor that was saved before is recognised by its identity and costs nothing, so tensors
+must never be changed in place.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgpack
+import torch
+from torch import Tensor
+
+from scope_contracts.errors import CheckpointError, ContractError, UserInputError
+from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
+from scope_contracts.tensor_spec import DType
+from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
+from scope_rt.tensors import NAMES, TORCH_DTYPES
+
+_LOOK_TIMEOUT_S = 10.0
+"""How long a disk may take to tell how far a stream has come."""
+_DIGEST_BYTES = 16
+_STATE = "state"
+_OURS = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}(\.partial)?|{_STATE}(\.partial)?")
+_BLOCK_BYTES = 2**10
+_NO_LIMIT = 2**31
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotHeader:
+    """Whose state it is, and how far that stream is.
+
+    `run_id` is the same for every start of the ranks by one launcher, `identity` what must be equal
+    for a stream to be resumed, `log` the file of which the state belongs to byte `log_offset`.
+    """
+
+    run_id: str
+    identity: tuple[tuple[str, str], ...]
+    log: str
+    log_offset: int
+    next_chunk_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What `state` says of a tensor; `digest` names its file."""
+
+    digest: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+def look(folder: Path) -> SnapshotHeader | None:
+    """The header of a snapshot, for who only watches: None where none can be read in 10 s."""
+    read = DaemonExecutor("snapshot").submit(SnapshotStore(folder).header)
+    try:
+        return answer(read, timeout_s=_LOOK_TIMEOUT_S)
+    except (UserInputError, StallError):
+        return None
+
+
+def check_identity(
+    header: SnapshotHeader, identity: tuple[tuple[str, str], ...], *, folder: Path
+) -> None:
+    """Refuse to resume the stream of a snapshot as another one.
+
+    Raises:
+        UserInputError: naming what differs.
+    """
+    theirs, ours = dict(header.identity), dict(identity)
+    for name in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(name) != ours.get(name):
+            raise UserInputError(
+                f"the snapshot {folder} is of a stream with {name} {theirs.get(name)}, this one "
+                f"has {ours.get(name)}; use that one again, or to start anew, delete {folder}"
+            )
+
+
+class SnapshotStore:
+    """The folder of one stream; used by one thread at a time. It need not exist before a save."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._saved: dict[int, tuple[Tensor, _Saved]] = {}
+        """The tensors of the last state that was saved or loaded, by their `id`."""
+        self._wanted: object = None
+        """The save that is waited for; any other must change nothing."""
+        self._is_tidy = False
+
+    def save(self, header: SnapshotHeader, state: object) -> None:
+        """Replace what was saved. `state`: dataclasses of scalars, texts, tuples and CPU tensors.
+
+        Blocks for at most `STALL_TIMEOUT_S`.
+
+        Raises:
+            CheckpointError: the folder cannot be written, or the disk gives no answer in time; the
+                snapshot before is still there.
+        """
+        tensors: dict[int, tuple[Tensor, _Saved]] = {}
+        new: dict[str, memoryview] = {}
+        rules = _rules(Leaf(lower=partial(self._lower, tensors, new), lift=_refuse_lift))
+        packed = msgpack.packb({"header": to_plain(header, rules), "state": to_plain(state, rules)})
+        content = _checksum(packed) + packed
+        named = {saved.digest for _, saved in tensors.values()}
+        save = self._wanted = object()
+        try:
+            written = self._disk.submit(self._write, save, new, content, named)
+            answer(written, timeout_s=STALL_TIMEOUT_S)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write the snapshot {self.folder} ({error.strerror}); free space there or "
+                "mend the disk, then resume"
+            ) from error
+        finally:
+            self._wanted = None
+        self._saved = tensors
+
+    def load(self, kind: type[State]) -> tuple[SnapshotHeader, State] | None:
+        """What was saved last, `state` as the `kind` that it was; None where there is nothing.
+
+        Raises:
+            UserInputError: a file cannot be read or is damaged.
+        """
+        plain = self._read()
+        if plain is None:
+            return None
+        tensors: dict[int, tuple[Tensor, _Saved]] = {}
+        rules = _rules(Leaf(lower=_refuse_lift, lift=partial(self._lift, tensors)))
+        try:
+            header = from_plain(SnapshotHeader, cast(Any, plain["header"]), rules)
+            state = from_plain(kind, cast(Any, plain["state"]), rules)
+        except (ContractError, KeyError, TypeError) as error:
+            raise self._foreign(error) from error
+        self._saved = tensors
+        return header, state
+
+    def header(self) -> SnapshotHeader | None:
+        """The header of what was saved last, without its tensors; None where there is nothing.
+
+        Raises:
+            UserInputError: the file cannot be read or is damaged.
+        """
+        plain = self._read()
+        if plain is None:
+            return None
+        try:
+            return from_plain(SnapshotHeader, cast(Any, plain["header"]), _rules(_NO_LEAF))
+        except (ContractError, KeyError, TypeError) as error:
+            raise self._foreign(error) from error
+
+    def clear(self) -> None:
+        """Remove the snapshot, `state` first: there is nothing to resume. Foreign files stay.
+
+        Raises:
+            CheckpointError: a file cannot be removed.
+        """
+        try:
+            (self.folder / _STATE).unlink(missing_ok=True)
+            self._saved = {}
+            if self.folder.is_dir():
+                self._sweep(frozenset())
+                if not any(self.folder.iterdir()):
+                    self.folder.rmdir()
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot remove the snapshot {self.folder} ({error.strerror}); do that yourself, "
+                "or choose another folder"
+            ) from error
+
+    @cached_property
+    def _disk(self) -> DaemonExecutor:
+        """Most who read a snapshot never save one."""
+        return DaemonExecutor("snapshot")
+
+    def _lower(
+        self,
+        tensors: dict[int, tuple[Tensor, _Saved]],
+        new: dict[str, memoryview],
+        tensor: Tensor,
+    ) -> object:
+        """What `state` says of `tensor`; its bytes are kept in `new` if they must be written."""
+        known = tensors.get(id(tensor)) or self._saved.get(id(tensor))
+        if known is None or known[0] is not tensor:
+            raw = _bytes_of(tensor)
+            digest = blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest()
+            saved = _Saved(digest, NAMES[tensor.dtype], tuple(tensor.shape))
+            known, new[digest] = (tensor, saved), raw
+        tensors[id(tensor)] = known
+        return to_plain(known[1], _rules(_NO_LEAF))
+
+    def _lift(self, tensors: dict[int, tuple[Tensor, _Saved]], plain: object) -> Tensor:
+        saved = from_plain(_Saved, cast(Any, plain), _rules(_NO_LEAF))
+        path = self.folder / saved.digest
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise self._damaged(f"{saved.digest}: {error.strerror}") from error
+        if blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest() != saved.digest:
+            raise self._damaged(f"the bytes of {saved.digest} are others")
+        tensor = torch.zeros(saved.shape, dtype=TORCH_DTYPES[saved.dtype])
+        if raw:
+            flat = tensor.flatten().view(torch.uint8)
+            flat[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        tensors[id(tensor)] = (tensor, saved)
+        return tensor
+
+    def _write(
+        self, save: object, new: Mapping[str, memoryview], content: bytes, named: set[str]
+    ) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for digest, raw in new.items():
+            self._replace(save, digest, raw)
+        self._replace(save, _STATE, memoryview(content))
+        if save is self._wanted:
+            before = {saved.digest for _, saved in self._saved.values()}
+            if self._is_tidy:
+                for digest in before - named:
+                    (self.folder / digest).unlink(missing_ok=True)
+            else:
+                self._sweep(named)
+                self._is_tidy = True
+
+    def _replace(self, save: object, name: str, content: memoryview) -> None:
+        """Write a new file and give it its name; not if nobody waits for `save` any more."""
+        if save is not self._wanted:
+            return
+        partial_path = self.folder / f"{name}.partial"
+        # A new file: a write that stalled may still come, into the one it opened.
+        partial_path.unlink(missing_ok=True)
+        file = os.open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        is_replaced = False
+        try:
+            try:
+                while content:
+                    content = content[os.write(file, content) :]
+            finally:
+                os.close(file)
+            if save is self._wanted:
+                os.replace(partial_path, self.folder / name)
+                is_replaced = True
+        finally:
+            if not is_replaced:
+                partial_path.unlink(missing_ok=True)
+
+    def _sweep(self, named: frozenset[str] | set[str]) -> None:
+        """Remove what the state does not name: an earlier process may have been killed."""
+        for path in self.folder.iterdir():
+            if path.name not in {*named, _STATE} and _OURS.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+
+    def _read(self) -> dict[str, object] | None:
+        try:
+            data = (self.folder / _STATE).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UserInputError(
+                f"cannot read the snapshot {self.folder} ({error.strerror}); {self._way_out}"
+            ) from error
+        packed = data[_DIGEST_BYTES:]
+        if data[:_DIGEST_BYTES] != _checksum(packed):
+            raise self._damaged(f"the checksum of {_STATE} is another")
+        plain: dict[str, object] = msgpack.unpackb(packed)
+        return plain
+
+    @property
+    def _way_out(self) -> str:
+        return f"to start the stream anew, delete {self.folder}"
+
+    def _foreign(self, error: Exception) -> UserInputError:
+        return UserInputError(
+            f"the snapshot {self.folder} is of another version ({error}); {self._way_out}"
+        )
+
+    def _damaged(self, why: str) -> UserInputError:
+        return UserInputError(f"the snapshot {self.folder} is damaged ({why}); {self._way_out}")
+
+
+def _refuse_lift(value: object) -> Any:
+    raise AssertionError("one rule reads, the other writes")
+
+
+_NO_LEAF = Leaf(lower=_refuse_lift, lift=_refuse_lift)
+
+
+def _rules(tensor: Leaf) -> PlainRules:
+    return PlainRules(
+        leaves={Tensor: tensor}, max_list_length=_NO_LIMIT, max_string_bytes=_NO_LIMIT
+    )
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor without the zeros at its end."""
+    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    end = len(raw)
+    while end and not (block := raw[max(0, end - _BLOCK_BYTES) : end]).any():
+        end -= len(block)
+    while end and raw[end - 1] == 0:
+        end -= 1
+    return raw[:end].data
+
+
+def _checksum(packed: bytes) -> bytes:
+    return blake2b(packed, digest_size=_DIGEST_BYTES).digest()

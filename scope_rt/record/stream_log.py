@@ -1,0 +1,238 @@
+"""One file tells what became of a stream, by whole records; it never ends the stream.
+
+A record is one write to the operating system, so a crash of this process loses none that was
+appended; the stream waits for it, at most `STALL_TIMEOUT_S`. What cannot be written stops, the less
+needed first: latents, then the log as a whole, which then ends at its last whole record.
+"""
+
+import fcntl
+import os
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from scope_contracts.errors import ContractError, UserInputError
+from scope_contracts.log_file import MAGIC, end_of_whole, pack, refuse_special
+from scope_contracts.log_records import Finished, Planned, Record
+from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
+from scope_rt.faults import FaultPoint, Faults, NoFaults
+
+
+class Log(Protocol):
+    """What writes down a stream, as those see it who append to it."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+    def append(self, record: Record, blob: bytes = b"") -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NullLog:
+    """Writes nothing down."""
+
+    offset = 0
+    failure: str | None = None
+
+    def append(self, record: Record, blob: bytes = b"") -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StreamLog:
+    """Appends the records of a stream; any thread may. One living writer a file.
+
+    Args:
+        path: an existing file is replaced, or with `resume` continued after its last whole record.
+        record_latents: whether the blobs of `Finished` records are kept; without them a log can be
+            inspected and resumed, and not replayed.
+        resume: continue the file of an earlier process; what a crash cut off is removed.
+        at_least: bytes that the file to resume must hold, as a snapshot names them.
+
+    Raises:
+        UserInputError: the file cannot be written or has another living writer; or it is to be
+            resumed and is not there, damaged or shorter than `at_least`. It is then left as it is.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        record_latents: bool = False,
+        resume: bool = False,
+        at_least: int = 0,
+        faults: Faults | None = None,
+    ) -> None:
+        self.path = path
+        self.failure: str | None = None
+        """Why the log ended early, in one sentence; then no later resume point may be saved."""
+        self.latents_failure: str | None = None
+        """Why latents are no longer kept, in one sentence."""
+        self._faults: Faults = faults or NoFaults()
+        self._record_latents = record_latents
+        self._chunk_index = -1
+        self._lock = threading.Lock()
+        self._disk = DaemonExecutor("stream-log")
+        try:
+            self._file: int | None = _open_locked(path, must_exist=resume)
+        except OSError as error:
+            raise UserInputError(
+                f"stream log {path}: cannot be {'resumed' if resume else 'written'} "
+                f"({error.strerror}); choose another file"
+            ) from error
+        try:
+            self._end = self._resumed(self._file, at_least) if resume else _begun(self._file)
+        except OSError as error:
+            self.close()
+            raise UserInputError(
+                f"stream log {path}: cannot be written ({error.strerror}); free disk space or "
+                "choose another file"
+            ) from error
+        except UserInputError:
+            self.close()
+            raise
+
+    @property
+    def offset(self) -> int:
+        """Bytes of whole records so far: what a snapshot taken now must name."""
+        return self._end
+
+    def append(self, record: Record, blob: bytes = b"") -> None:
+        """Write `record` with its `blob`. Blocks for at most `STALL_TIMEOUT_S`; raises nothing.
+
+        Once `failure` is set, it does nothing.
+        """
+        if not self._record_latents and isinstance(record, Finished):
+            record, blob = replace(record, latents=None), b""
+        with self._lock:
+            if isinstance(record, Planned):
+                self._chunk_index = record.envelope.chunk_index
+            try:
+                self._write(record, blob)
+            except (OSError, ContractError) as error:
+                self._shed(record, error)
+
+    def close(self) -> None:
+        """Let go of the file, whatever the disk says. Idempotent."""
+        with self._lock:
+            self._release()
+
+    def remove(self) -> None:
+        """Close, and delete the file: the stream is told in full elsewhere. Raises `OSError`."""
+        self.path.unlink(missing_ok=True)  # before another writer can lock it
+        self.close()
+
+    def _write(self, record: Record, blob: bytes) -> None:
+        if self._file is None:
+            return
+        data = pack(record, blob)
+        data = self._faults.reach(FaultPoint.RECORD, self._chunk_index, data)
+        written = self._disk.submit(_write_at, self._file, self._end, data)
+        answer(written, timeout_s=STALL_TIMEOUT_S)
+        self._end += len(data)
+
+    def _shed(self, record: Record, error: OSError | ContractError) -> None:
+        """Keep the whole records; continue without latents, or where that does not help, end."""
+        reason = _reason(error)
+        if isinstance(record, Finished) and record.latents and not isinstance(error, StallError):
+            self._record_latents = False
+            self.latents_failure = (
+                f"stream log {self.path} holds no latents from chunk {record.chunk_index} on "
+                f"({reason}), so it can be resumed and not replayed; free disk space or choose "
+                "another file"
+            )
+            try:
+                answer(self._cut(), timeout_s=STALL_TIMEOUT_S)
+                self._write(replace(record, latents=None), b"")
+                return
+            except (OSError, ContractError) as again:
+                error, reason = again, _reason(again)
+        self.failure = (
+            f"stream log {self.path} ended after {self._end} bytes ({reason}); the stream "
+            "continues and can be resumed only from there; free disk space or choose another file"
+        )
+        cut = self._cut()  # after a write that stalled, it comes when that does
+        if not isinstance(error, StallError):
+            with suppress(OSError):
+                answer(cut, timeout_s=STALL_TIMEOUT_S)
+        self._release()
+
+    def _cut(self) -> Future[None]:
+        """Remove what was written of a record."""
+        assert self._file is not None
+        return self._disk.submit(os.ftruncate, self._file, self._end)
+
+    def _release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            self._disk.submit(os.close, file)  # after a write that may still be under way
+            self._disk.settle(timeout_s=_CLOSE_TIMEOUT_S)
+            self._disk.shutdown()
+
+    def _resumed(self, file: int, at_least: int) -> int:
+        """The end of the whole records, behind which all is cut off."""
+        way_out = f"to start the stream anew, delete {self.path}"
+        with os.fdopen(os.dup(file), "rb") as reading:
+            try:
+                end = end_of_whole(reading)
+            except ContractError as error:
+                raise UserInputError(
+                    f"stream log {self.path}: cannot be resumed ({error}); {way_out}"
+                ) from error
+        if end < max(1, at_least):
+            raise UserInputError(
+                f"stream log {self.path}: got {end} bytes of whole records, the snapshot of its "
+                f"stream wants {at_least} or more; {way_out}"
+            )
+        os.ftruncate(file, end)
+        return end
+
+
+def _reason(error: OSError | ContractError) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)
+
+
+_CLOSE_TIMEOUT_S = 1.0
+"""How long a disk may take to let go of a file; its lock ends with the process at the latest."""
+
+
+def _open_locked(path: Path, *, must_exist: bool) -> int:
+    """Open `path` to read and write; raises `OSError`, or `UserInputError` where it is in use."""
+    refuse_special(path)
+    if not must_exist:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = os.open(path, os.O_RDWR | (0 if must_exist else os.O_CREAT) | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(file).st_ino:
+                return file
+        except BlockingIOError:
+            os.close(file)
+            raise UserInputError(
+                f"stream log {path}: another process is writing it; end that one or choose "
+                "another file"
+            ) from None
+        except FileNotFoundError:
+            pass  # its last owner removed it between our two lines
+        os.close(file)
+
+
+def _begun(file: int) -> int:
+    os.ftruncate(file, 0)
+    _write_at(file, 0, MAGIC)
+    return len(MAGIC)
+
+
+def _write_at(file: int, start: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        num_written = os.pwrite(file, left, start)
+        left, start = left[num_written:], start + num_written

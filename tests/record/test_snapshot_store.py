@@ -1,0 +1,293 @@
+"""A snapshot is whole or named as damaged; what was saved before is not written again."""
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from scope_contracts.errors import CheckpointError, FieldError, UserInputError
+from scope_rt.record import snapshot_store
+from scope_rt.record.snapshot_store import SnapshotHeader, SnapshotStore, check_identity, look
+from tests.video.test_full_disk import small_disk
+
+__all__ = ["small_disk"]
+HEADER = SnapshotHeader(
+    run_id="run", identity=(("seed", "7"),), log="a.scope", log_offset=99, next_chunk_index=4
+)
+
+
+class Method(StrEnum):
+    LERP = "lerp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    prompt: str
+    embeds: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    text: Text | None
+    method: Method | None = None
+    pending: tuple[Tensor, ...] = ()
+    times: tuple[tuple[str, float], ...] = ()
+
+
+def embeds() -> Tensor:
+    """As a text encoder pads them: most of it zeros."""
+    return torch.cat([torch.ones(1, 3, 64), torch.zeros(1, 509, 64)], dim=1)
+
+
+STATE = State(
+    text=Text(prompt="a red circle, " * 1000, embeds=embeds()),
+    method=Method.LERP,
+    pending=(torch.arange(6, dtype=torch.bfloat16).reshape(1, 2, 3), torch.tensor(5)),
+    times=(("plan", 0.25),) * 300,
+)
+
+
+def saved(folder: Path, state: State = STATE) -> SnapshotStore:
+    store = SnapshotStore(folder)
+    store.save(HEADER, state)
+    return store
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def test_what_was_saved_is_loaded_bit_for_bit_by_another_process(tmp_path: Path) -> None:
+    saved(tmp_path / "s")
+    store = SnapshotStore(tmp_path / "s")
+    assert store.header() == HEADER == look(tmp_path / "s")
+    loaded = store.load(State)
+    assert loaded is not None
+    header, state = loaded
+    assert header == HEADER
+    assert state.text is not None
+    assert STATE.text is not None
+    assert (state.text.prompt, state.method, state.times) == (
+        *(STATE.text.prompt, Method.LERP, STATE.times),
+    )
+    assert same(state.text.embeds, STATE.text.embeds)
+    assert all(same(a, b) for a, b in zip(state.pending, STATE.pending, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (3,)])
+def test_tensors_of_any_shape_and_of_zeros_only_are_kept(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    store = saved(tmp_path / "s", State(text=None, pending=(torch.zeros(shape),)))
+    loaded = store.load(State)
+    assert loaded is not None
+    assert same(loaded[1].pending[0], torch.zeros(shape))
+
+
+def test_where_nothing_was_saved_nothing_is_loaded(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "s")
+    assert store.load(State) is None
+    assert store.header() is None is look(tmp_path / "s")
+    store.clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_zeros_at_the_end_of_a_tensor_take_no_space(tmp_path: Path) -> None:
+    saved(tmp_path / "s", State(text=Text(prompt="", embeds=embeds())))
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "s").iterdir()}
+    del sizes["state"]
+    assert list(sizes.values()) == [3 * 64 * 4]
+
+
+def test_a_tensor_that_was_saved_or_loaded_before_is_not_written_again(tmp_path: Path) -> None:
+    store = saved(tmp_path / "s")
+    kept = {path: path.stat().st_ino for path in (tmp_path / "s").iterdir()}
+    store.save(replace(HEADER, next_chunk_index=5), replace(STATE, pending=STATE.pending[1:]))
+    store = SnapshotStore(tmp_path / "s")
+    loaded = store.load(State)
+    assert loaded is not None
+    store.save(replace(HEADER, next_chunk_index=6), loaded[1])
+    there = {path: path.stat().st_ino for path in (tmp_path / "s").iterdir()}
+    assert len(there) == len(kept) - 1, "a tensor that no state names is removed"
+    del kept[tmp_path / "s" / "state"]
+    assert all(kept.get(path, inode) == inode for path, inode in there.items())
+
+
+def test_clearing_leaves_nothing_but_what_is_not_ours(tmp_path: Path) -> None:
+    store = saved(tmp_path / "s")
+    (tmp_path / "s" / ("0" * 32 + ".partial")).write_bytes(b"left by a killed process")
+    store.clear()
+    assert list(tmp_path.iterdir()) == []
+    store = saved(tmp_path / "s")
+    (tmp_path / "s" / "notes").write_bytes(b"")
+    store.clear()
+    assert [path.name for path in (tmp_path / "s").iterdir()] == ["notes"]
+
+
+def tensor_file(folder: Path) -> Path:
+    return max((path for path in folder.iterdir()), key=lambda path: len(path.name))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_is_named_and_never_loaded(tmp_path: Path) -> None:
+    way_out = f"to start the stream anew, delete {tmp_path / 's'}"
+    saved(tmp_path / "s")
+    flip(tensor_file(tmp_path / "s"))
+    with pytest.raises(UserInputError, match=r"is damaged \(the bytes of .*\); to start") as error:
+        SnapshotStore(tmp_path / "s").load(State)
+    assert way_out in str(error.value)
+    tensor_file(tmp_path / "s").unlink()
+    with pytest.raises(UserInputError, match=r"is damaged \(.*: No such file"):
+        SnapshotStore(tmp_path / "s").load(State)
+    flip(tmp_path / "s" / "state")
+    with pytest.raises(UserInputError, match=r"is damaged \(the checksum of state"):
+        SnapshotStore(tmp_path / "s").header()
+    assert look(tmp_path / "s") is None
+
+
+def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "s")
+    with pytest.raises(UserInputError, match=r"is of another version \(message: got"):
+        SnapshotStore(tmp_path / "s").load(Text)
+
+
+def test_a_value_that_cannot_be_saved_is_refused_and_the_snapshot_before_stays(
+    tmp_path: Path,
+) -> None:
+    store = saved(tmp_path / "s")
+    wrong: Any = {"prompt": "a"}
+    with pytest.raises(FieldError, match="text: got"):
+        store.save(HEADER, State(text=wrong))
+    assert store.load(State) is not None
+
+
+def test_the_snapshot_of_another_stream_is_refused_by_what_differs() -> None:
+    check_identity(HEADER, HEADER.identity, folder=Path("s"))
+    with pytest.raises(UserInputError, match="with seed 7, this one has 8; use that one again"):
+        check_identity(HEADER, (("seed", "8"),), folder=Path("s"))
+    with pytest.raises(UserInputError, match="with height None, this one has 64"):
+        check_identity(HEADER, (*HEADER.identity, ("height", "64")), folder=Path("s"))
+
+
+def test_a_full_disk_keeps_the_snapshot_before(small_disk: Path) -> None:
+    store = saved(small_disk / "s")
+    larger = replace(STATE, pending=(torch.ones(1_000_000),))
+    with pytest.raises(CheckpointError, match=r"\(No space left on device\); free space there"):
+        store.save(replace(HEADER, next_chunk_index=5), larger)
+    assert SnapshotStore(small_disk / "s").load(State) is not None
+    store.save(replace(HEADER, next_chunk_index=6), STATE)
+    header = look(small_disk / "s")
+    assert header is not None
+    assert header.next_chunk_index == 6
+
+
+def test_a_folder_that_cannot_be_made_or_removed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"cannot write the snapshot .*/taken"):
+        saved(tmp_path / "taken")
+    (tmp_path / "s" / "state").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"cannot remove the snapshot .*/s \("):
+        SnapshotStore(tmp_path / "s").clear()
+
+
+class StalledDisk:
+    """Gives no answer to a write of a snapshot while it `stalls`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stalls, self.back = threading.Event(), threading.Event()
+        write, read = os.write, Path.read_bytes
+
+        def wait() -> None:
+            if self.stalls.is_set():
+                assert self.back.wait(timeout=20), "nobody gave up"
+
+        def waiting_write(*arguments: Any) -> int:
+            wait()
+            return write(*arguments)
+
+        def waiting_read(path: Path) -> bytes:
+            wait()
+            return read(path)
+
+        monkeypatch.setattr(os, "write", waiting_write)
+        monkeypatch.setattr(Path, "read_bytes", waiting_read)
+        monkeypatch.setattr(snapshot_store, "STALL_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(snapshot_store, "_LOOK_TIMEOUT_S", 0.2)
+
+
+@pytest.fixture
+def stalled_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[StalledDisk]:
+    disk = StalledDisk(monkeypatch)
+    yield disk
+    disk.back.set()
+
+
+def test_a_save_that_stalls_is_named_and_never_replaces_the_one_before(
+    tmp_path: Path, stalled_disk: StalledDisk
+) -> None:
+    store = saved(tmp_path / "s")
+    before = {path: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    stalled_disk.stalls.set()
+    with pytest.raises(CheckpointError, match=r"no answer from the disk for 0.5 s\); free"):
+        store.save(HEADER, State(text=None, pending=(torch.ones(5),)))
+    assert look(tmp_path / "s") is None, "who watches does not wait for ever"
+    assert not stalled_disk.back.is_set()
+    stalled_disk.back.set()
+    stalled_disk.stalls.clear()
+    store._disk.settle(timeout_s=20)
+    assert {path: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before
+
+
+def test_a_save_that_was_interrupted_comes_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalled_disk: StalledDisk
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(snapshot_store, "answer", interrupt)
+    stalled_disk.stalls.set()
+    store = SnapshotStore(tmp_path / "s")
+    with pytest.raises(KeyboardInterrupt):
+        store.save(HEADER, STATE)
+    stalled_disk.back.set()
+    store._disk.settle(timeout_s=20)
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_a_write_that_comes_late_cannot_spoil_a_newer_snapshot(tmp_path: Path) -> None:
+    store = saved(tmp_path / "s")
+    with (tmp_path / "s" / "state.partial").open("wb", buffering=0) as late:
+        store.save(replace(HEADER, next_chunk_index=5), STATE)
+        late.write(b"an older state")
+    assert store.load(State) is not None
+
+
+def test_an_error_between_tensors_and_state_leaves_the_snapshot_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, replace_file = saved(tmp_path / "s"), os.replace
+
+    def refuse_state(source: Any, target: Any) -> None:
+        if Path(target).name == "state":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace_file(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse_state)
+    with pytest.raises(CheckpointError):
+        store.save(HEADER, State(text=None, pending=(torch.ones(5),)))
+    loaded = SnapshotStore(tmp_path / "s").load(State)
+    assert loaded is not None
+    assert loaded[1].method is Method.LERP
