@@ -23,7 +23,8 @@ from scope_rt.control.recording import NullRecorder, StreamRecorder
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.full_pipeline import FullPipeline
-from scope_rt.mesh.rank import Rank, Stand
+from scope_rt.mesh.loaded import MeshResumePoint
+from scope_rt.mesh.rank import Rank
 from scope_rt.mesh.topology import Topology, plan_named
 from scope_rt.models.loading import EMBEDDED
 from scope_rt.models.noise import SeededNoise
@@ -137,10 +138,12 @@ class StreamSession:
             self._checkpoint = kept
             saved = None if kept is None else _saved(kept, setup.settings, config, resume=resume)
             planner = Planner(settings=setup.settings) if saved is None else saved.position.planner
-            stand = Stand(position=planner.position)
+            resume_point = MeshResumePoint(position=planner.position)
             if saved is not None:
-                stand = replace(stand, memory=saved.memory, decoder=saved.decoder_after)
-            self._rank.start(stand)
+                resume_point = replace(
+                    resume_point, memory=saved.memory, decoder=saved.decoder_after
+                )
+            self._rank.start(resume_point)
             self.resumed_at_chunk = None if saved is None else planner.next_chunk_index
             """The first chunk that is planned anew, where the session goes on with a stream."""
             self.num_held_before = 0 if saved is None else saved.num_held

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from scope_contracts.errors import WireError
+from scope_contracts.plain import from_plain
 from scope_rt import output_file
 
 
@@ -88,8 +90,14 @@ def encode_spans(spans: Iterable[Span]) -> bytes:
 
 
 def decode_spans(data: bytes) -> tuple[Span, ...]:
-    """The spans that `encode_spans` wrote; `data` comes from our own ranks."""
-    return tuple(Span(**fields) for fields in json.loads(data))
+    """The spans that `encode_spans` wrote.
+
+    Raises `WireError` or `FieldError` for anything else.
+    """
+    try:
+        return tuple(from_plain(Span, plain) for plain in json.loads(data))
+    except (ValueError, TypeError) as error:
+        raise WireError(f"spans of {len(data)} bytes are not a list of objects: {error}") from error
 
 
 def write_chrome_trace(path: Path, spans: Iterable[Span]) -> None:

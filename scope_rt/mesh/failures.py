@@ -4,12 +4,32 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
 
 from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
+from scope_contracts.plain import to_plain
+from scope_contracts.wire import decode_plain, encode_plain, from_canonical
 from scope_rt.mesh.heartbeat import Heartbeat, closed_by
 from scope_rt.mesh.sockets import Address
 
 _CLOSED = ("closed", "reset", "broken pipe", "connection refused", "not connected")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAddresses:
+    """This rank's ends of gloo's connections, as it tells them to all ranks."""
+
+    addresses: tuple[Address, ...]
+
+    def encode(self) -> bytes:
+        """Canonical bytes. Raises `FieldError`."""
+        return encode_plain(to_plain(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The addresses another rank encoded; raises `FieldError` or `WireError`."""
+        return from_canonical(cls, data, decode_plain(data))
 
 
 class Liveness:
@@ -22,7 +42,7 @@ class Liveness:
 
     @contextmanager
     def named_failures(self, what: str, *, peer: int | None = None) -> Iterator[None]:
-        """Name the failures of `what`, a conversation with `peer` where there is only one."""
+        """Turn failures of `what` into link errors; `peer` is the other rank where it is one."""
         try:
             yield
         except RuntimeError as error:
@@ -33,8 +53,8 @@ class Liveness:
         if isinstance(symptom, PeerLostError):
             peer = self._mentioned(text) if peer is None else peer
             if peer is not None:
-                return self._heartbeat.settle(closed_by([peer]))
-        return self._heartbeat.explain(symptom)
+                return self._heartbeat.report(closed_by([peer]))
+        return self._heartbeat.cause_of(symptom)
 
     def _mentioned(self, text: str) -> int | None:
         """The rank whose address gloo names: its port in network byte order."""

@@ -1,22 +1,27 @@
-"""Every rank says that it lives and listens to the others; of a lost rank all tell the same.
+"""Every rank counts up in the shared store and watches the others; all report the same failure.
 
-A thread of each rank beats into the store of their meeting, over a connection of its own. A rank
-whose beat stands still is lost, and so is a store that gives no answer; both are named within the
-bound, so silence is noticed somewhat earlier.
-Whoever finds that, or a closed connection, writes it down in the store before acting on it: the
-first to write decides what all ranks report. Then the thread ends the conversations of the process
-groups, which frees a main thread that waits in one. Time in which this process itself did not run
-is held against nobody: nobody is accused by one look alone.
+A thread of each rank adds to its own count, over a store connection of its own. A rank whose count
+does not change is lost, and so is a store that does not answer; both are named within the bound, so
+silence is noticed somewhat earlier. The rank that detects a failure writes it to the store before
+it acts: the first one written is what all ranks report. Then the thread aborts the process groups,
+which ends the main thread's waits. Time in which this process itself did not run does not count as
+silence of others, and no rank is named after a single look.
 """
 
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Self
 
 import torch.distributed as dist
 
-from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
+from scope_contracts.errors import ContractError, LinkError, LinkTimeoutError, PeerLostError
+from scope_contracts.plain import MAX_STRING_BYTES, to_plain
+from scope_contracts.wire import decode_plain, encode_plain, from_canonical
 from scope_rt.mesh.rendezvous import Meeting, named
 
 BEATS_PER_BOUND = 20
@@ -28,14 +33,46 @@ _PAUSE_BEATS = 2
 """A wait that took so many beats longer than it should was a pause of this process."""
 _GONE = 1 << 40
 """Far above any count of beats: a rank that leaves in order adds it."""
-_FINDING = "finding"
-_KINDS: dict[str, type[LinkError]] = {
-    kind.__name__: kind for kind in (LinkTimeoutError, PeerLostError)
-}
+_FAILURE = "failure"
+
+
+class FailureKind(StrEnum):
+    """How a rank was lost."""
+
+    SILENT = "silent"
+    CLOSED = "closed"
+
+
+_ERRORS: Mapping[FailureKind, type[LinkError]] = MappingProxyType(
+    {FailureKind.SILENT: LinkTimeoutError, FailureKind.CLOSED: PeerLostError}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What ended this start of the group, as the rank that detected it writes it to the store."""
+
+    kind: FailureKind
+    text: str
+
+    @classmethod
+    def of(cls, error: LinkError) -> Self:
+        kind = FailureKind.CLOSED if isinstance(error, PeerLostError) else FailureKind.SILENT
+        text = str(error.args[0]).encode()[:MAX_STRING_BYTES].decode(errors="ignore")
+        return cls(kind=kind, text=text)
+
+    def encode(self) -> bytes:
+        """Canonical bytes."""
+        return encode_plain(to_plain(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The failure another rank encoded; raises `FieldError` or `WireError`."""
+        return from_canonical(cls, data, decode_plain(data))
 
 
 class Heartbeat:
-    """This rank's sign of life, and what it knows about the others'."""
+    """This rank's sign of life, and what it knows of the others'."""
 
     def __init__(
         self,
@@ -76,66 +113,75 @@ class Heartbeat:
             raise self._lost
 
     def start(self) -> None:
-        """Begin to beat and to listen."""
+        """Start the thread; returns at once."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         # A daemon thread inside the store while the interpreter ends would end it by a signal.
         atexit.register(self.stop)
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave in order: nobody will miss this rank. Idempotent; nothing is aborted after."""
+        """Leave in order, so that no rank reports this one. Idempotent; nothing is aborted after.
+
+        Blocks until the thread has ended, twice the bound at most.
+        """
         if self._thread is None or self._stop.is_set():
             return
         self._stop.set()
         self._thread.join(2 * self._bound_s)
         atexit.unregister(self.stop)
 
-    def settle(self, finding: LinkError) -> LinkError:
-        """What all ranks report: `finding`, unless another was first."""
+    def report(self, failure: LinkError) -> LinkError:
+        """The failure that all ranks report: this one, unless another was reported first.
+
+        Blocks for one answer of the store, `_PATIENCE` of the bound at most.
+        """
         if self._lost is None:
-            kind = type(finding).__name__
             try:
-                said = self._store.compare_set(_FINDING, "", f"{kind}:{finding.args[0]}")
-            except dist.DistError:  # nobody to ask
-                self._lost = finding
+                mine: Any = Failure.of(failure).encode()  # the stub says str; bytes are taken too
+                first = self._store.compare_set(_FAILURE, "", mine)
+            except dist.DistError:  # the store is gone too
+                self._lost = failure
             else:
-                self._lost = _decode(said)
+                self._lost = _error(first)
         return self._lost
 
-    def explain(self, symptom: LinkError) -> LinkError:
-        """What another rank has found about the cause of `symptom`, or else `symptom`."""
+    def cause_of(self, symptom: LinkError) -> LinkError:
+        """The failure that a rank has reported, which `symptom` follows from; else `symptom`.
+
+        Blocks as `report` does.
+        """
         if self._lost is None:
             try:
-                if self._store.check([_FINDING]):
-                    self._lost = _decode(self._store.get(_FINDING))
-            except dist.DistError:  # nobody to ask
+                if self._store.check([_FAILURE]):
+                    self._lost = _error(self._store.get(_FAILURE))
+            except dist.DistError:  # the store is gone too
                 return symptom
         return self._lost or symptom
 
     def _run(self) -> None:
-        finding: LinkError | None
-        is_cut_off = False
+        failure: LinkError | None
+        is_store_gone = False
         try:
-            finding = self._listen()
+            failure = self._watch()
         except dist.DistError:
-            is_cut_off = True
+            is_store_gone = True
             # A closed connection may be rank0's orderly end, of which the main thread knows soon.
             self._stop.wait(max(0.0, self._patience_s - (time.monotonic() - self._asked_s)))
             silence_s = time.monotonic() - self._asked_s
-            finding = LinkTimeoutError(f"{self._point} did not answer for {silence_s:.1f} s")
-        if finding is not None and not self._stop.is_set() and not self._is_over():
-            if is_cut_off:
-                self._lost = finding  # asking the store would take as long once more
+            failure = LinkTimeoutError(f"{self._point} did not answer for {silence_s:.1f} s")
+        if failure is not None and not self._stop.is_set() and not self._is_over():
+            if is_store_gone:
+                self._lost = failure  # asking the store would take as long once more
             else:
-                self.settle(finding)
+                self.report(failure)
             self._abort()
 
-    def _listen(self) -> LinkTimeoutError | None:
-        """Beat until a rank is silent for too long, or until this one leaves."""
+    def _watch(self) -> LinkTimeoutError | None:
+        """Count up until a rank is silent for too long, or until this one leaves."""
         beats = dict.fromkeys(self._peers, 0)
         heard_s = dict.fromkeys(self._peers, time.monotonic())
         suspects: set[int] = set()
-        while not self._waited_in_vain(heard_s):
+        while not self._is_leaving_after_pause(heard_s):
             self._store.add(_beat_key(self._rank), 1)
             silence_s: dict[int, float] = {}
             for peer in self._peers:
@@ -154,8 +200,8 @@ class Heartbeat:
         self._store.add(_beat_key(self._rank), _GONE)
         return None
 
-    def _waited_in_vain(self, heard_s: dict[int, float]) -> bool:
-        """Wait for the next beat; True when this rank leaves. A longer wait was no silence."""
+    def _is_leaving_after_pause(self, heard_s: dict[int, float]) -> bool:
+        """Wait for the next beat; True when this rank leaves. A longer wait is not silence."""
         before_s = time.monotonic()
         leaves = self._stop.wait(self._interval_s) or self._is_over()
         self._asked_s = time.monotonic()
@@ -167,7 +213,7 @@ class Heartbeat:
 
 
 def closed_by(ranks: Iterable[int]) -> PeerLostError:
-    """What to settle about ranks that ended a conversation."""
+    """The failure of ranks that closed their connections."""
     return PeerLostError(f"{named(ranks)} closed the connection")
 
 
@@ -175,6 +221,10 @@ def _beat_key(rank: int) -> str:
     return f"beat/{rank}"
 
 
-def _decode(finding: bytes) -> LinkError:
-    kind, _, text = finding.decode().partition(":")
-    return _KINDS[kind](text)
+def _error(data: bytes) -> LinkError:
+    """The error that another rank reported; a `LinkError` too where its report is garbage."""
+    try:
+        failure = Failure.decode(data)
+    except ContractError as error:
+        return LinkError(f"a rank was lost, and the report of it cannot be read: {error}")
+    return _ERRORS[failure.kind](failure.text)

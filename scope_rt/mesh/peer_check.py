@@ -7,10 +7,11 @@ to run, where its cache stands and how long it computed, and looks at its own we
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-
-import msgpack
+from typing import Self
 
 from scope_contracts.parity import ScalarDigest
+from scope_contracts.plain import to_plain
+from scope_contracts.wire import decode_plain, encode_plain, from_canonical
 from scope_rt.checks import Checks
 from scope_rt.models.fingerprint import Fingerprint
 
@@ -20,8 +21,26 @@ FEWEST_REMEMBERED = 3
 """Fewer say nothing: the first chunk after a start warms up, and any one may have a bad moment."""
 
 
-def always() -> None:
-    """A group of one is together."""
+def no_peers() -> None:
+    """There is no other rank that could have been lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReport:
+    """What a generator rank tells the others before a chunk; `busy_ms` is what a chunk takes it,
+    0 while that is not known."""
+
+    digest: ScalarDigest
+    busy_ms: float
+
+    def encode(self) -> bytes:
+        """Canonical bytes. Raises `FieldError`."""
+        return encode_plain(to_plain(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The report another rank encoded; raises `FieldError` or `WireError`."""
+        return from_canonical(cls, data, decode_plain(data))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +57,7 @@ class PeerCheck:
     gather: Callable[[bytes], list[bytes]] | None
     fingerprint: Fingerprint
     waited_s: Callable[[], float]
-    still_together: Callable[[], None] = always
+    check_peers: Callable[[], None] = no_peers
     """Raises the LinkError of a rank that was lost meanwhile; GPU sums that were ended do not."""
     slow_factor: float = 0.0
     checks: Checks = field(default_factory=Checks)
@@ -53,6 +72,7 @@ class PeerCheck:
             ParityError: naming the scalar, both values and both ranks.
             FingerprintError: this rank's weights changed.
             SlowRankError: naming the rank.
+            FieldError, WireError: a rank's report cannot be read.
         """
         due = self._num_chunks % self.every == 0
         self._num_chunks += 1
@@ -63,12 +83,10 @@ class PeerCheck:
         self.checks.weights(self.rank, digest.chunk_index, weights.checksums, weights.now)
         if self.gather is None:
             return
-        busy_ms = self._usual_ms()
-        told = [
-            msgpack.unpackb(data) for data in self.gather(msgpack.packb((digest.encode(), busy_ms)))
-        ]
-        self.checks.scalars([ScalarDigest.decode(data) for data, _ in told], self.ranks)
-        self._check_pace(digest.chunk_index, [busy for _, busy in told])
+        mine = PeerReport(digest=digest, busy_ms=self._usual_ms())
+        reports = [PeerReport.decode(data) for data in self.gather(mine.encode())]
+        self.checks.scalars([report.digest for report in reports], self.ranks)
+        self._check_pace(digest.chunk_index, [report.busy_ms for report in reports])
 
     def after(self, chunk: int, elapsed_ms: float) -> None:
         """Note how long this rank computed; alone, it is measured against its own past.
@@ -77,7 +95,7 @@ class PeerCheck:
             LinkError: a rank was lost while this one computed.
             SlowRankError: this rank became far slower.
         """
-        self.still_together()
+        self.check_peers()
         busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
         if self.gather is None:
             self._check_pace(chunk, [max(busy_ms, self._usual_ms()), self._usual_ms()])

@@ -4,7 +4,6 @@ A lost peer or an expired wait leaves here as a `LinkError` that names what was 
 is retried or swallowed. Messages travel over gloo on the CPU; sums of GPU tensors over NCCL.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from scope_contracts.errors import (
     mismatch,
 )
 from scope_rt.config import RuntimeConfig
-from scope_rt.mesh.failures import Liveness
+from scope_rt.mesh.failures import Liveness, RankAddresses
 from scope_rt.mesh.heartbeat import Heartbeat
 from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, meet
 from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
@@ -182,7 +181,9 @@ class World:
             padded = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
             parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(world)]
             dist.all_gather(parts, padded)
-        return [bytes(part[: int(size)].tolist()) for part, size in zip(parts, sizes, strict=True)]
+        return [
+            part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)
+        ]
 
     def build_groups(self, topology: Topology) -> ProcessGroups:
         """The groups of `topology`; every rank calls this once, after parity was checked."""
@@ -220,10 +221,10 @@ class World:
         self._sockets = open_sockets() - self._others
         if torch.cuda.is_available():
             self._gpu_groups = groups
-        mine = sorted(local_addresses(self._sockets))
-        by_rank = [json.loads(said) for said in self.exchange(json.dumps(mine).encode())]
+        mine = RankAddresses(addresses=tuple(sorted(local_addresses(self._sockets))))
+        by_rank = [RankAddresses.decode(data) for data in self.exchange(mine.encode())]
         self._liveness.rank_by_address = {
-            (host, port): rank for rank, addresses in enumerate(by_rank) for host, port in addresses
+            address: rank for rank, each in enumerate(by_rank) for address in each.addresses
         }
 
     def _abort(self) -> None:

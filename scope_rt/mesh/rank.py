@@ -2,15 +2,12 @@
 
 Parity keys are exchanged over all ranks before any group of the plan exists, so ranks that disagree
 raise the same error everywhere instead of waiting for each other. Then all compare the weights they
-loaded with the checkpoint, and stand where rank0 says the stream stands.
+loaded with the checkpoint, and continue at rank0's resume point.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-import msgpack
 import torch
-from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
@@ -18,7 +15,6 @@ from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys
-from scope_contracts.plain import from_plain, to_plain
 from scope_rt import __version__
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.collectives import SoloCollectives
@@ -28,7 +24,8 @@ from scope_rt.instruments import Instruments
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
-from scope_rt.mesh.peer_check import PeerCheck, always
+from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
+from scope_rt.mesh.peer_check import PeerCheck, no_peers
 from scope_rt.mesh.process_group import (
     ProcessGroups,
     Transfers,
@@ -43,7 +40,7 @@ from scope_rt.models.loading import ModelFolder
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.past import Past, own_past
 from scope_rt.models.shards import is_sharded
-from scope_rt.tensors import NAMES, pack_tensor, unpack_tensor
+from scope_rt.tensors import NAMES
 from scope_rt.trace import Span, decode_spans, encode_spans
 
 
@@ -134,15 +131,6 @@ class RankSetup:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stand:
-    """Where rank0's stream stands; `memory` and `decoder` are rank0's, where it was resumed."""
-
-    position: StreamPosition = field(default_factory=StreamPosition)
-    memory: Mapping[str, Tensor] | None = None
-    decoder: Mapping[str, Tensor] | None = None
-
-
 class Rank:
     """This process's place in a stream, built on every rank; its order is the protocol.
 
@@ -180,8 +168,10 @@ class Rank:
         """The same for every start of the ranks by one launcher; empty for a process alone."""
         return "" if self._world is None else self._world.run_id
 
-    def start(self, stand: Stand | None = None) -> None:
-        """Load, and meet the others where rank0's stream stands (`stand`); they are told.
+    def start(self, resume_point: MeshResumePoint | None = None) -> None:
+        """Load, and wait until all ranks have; rank0's `resume_point` holds on all of them.
+
+        Blocks for `SCOPE_START_TIMEOUT_S` at most beside the loading itself.
 
         Raises:
             FingerprintError: a rank holds other weights than the checkpoint.
@@ -191,9 +181,9 @@ class Rank:
         generator = None
         if config.rank in topology.generator_ranks:
             generator = self._load_generator()
-        told = self._meet(generator, stand or Stand())
+        position = self._exchange_loaded(generator, resume_point or MeshResumePoint())
         if generator is not None:
-            self._worker = self._make_worker(generator, told)
+            self._worker = self._make_worker(generator, position)
 
     def port(self) -> LocalMesh | RemoteMesh:
         """Rank0's way to the generator ranks."""
@@ -234,33 +224,37 @@ class Rank:
             all_keys = self._world.exchange(keys.encode())
             checks.settings([ParityKeys.decode(data) for data in all_keys])
 
-    def _meet(self, generator: ChunkGenerator | None, stand: Stand) -> StreamPosition:
-        """Wait until all ranks have loaded, compare their weights, and stand where rank0 stands.
+    def _exchange_loaded(
+        self, generator: ChunkGenerator | None, resume_point: MeshResumePoint
+    ) -> StreamPosition:
+        """Wait until all ranks have loaded, compare their weights, and return rank0's position.
 
         A rank that could not load stops all of them here.
 
         Raises:
             FingerprintError: a rank holds other weights than the checkpoint.
+            WireError, FieldError: what a rank sent cannot be read.
         """
-        sums, whole = None, None
+        if self._setup.topology.plan_id is not PlanId.TP_V0:
+            resume_point = MeshResumePoint(position=resume_point.position)
+        mine = RankLoaded(resume_point=resume_point)
         if generator is not None:
             self._fingerprint = Fingerprint(generator.model)
-            sums = self._fingerprint.checksums
-            whole = self._setup.model.checksums(self._setup.dtype)
-        resumes = self._setup.topology.plan_id is PlanId.TP_V0 and stand.decoder is not None
-        pipeline = (stand.memory, stand.decoder) if resumes else None
-        mine = msgpack.packb((to_plain(stand.position), sums, whole, pipeline), default=pack_tensor)
-        said = [mine] if self._world is None else self._world.exchange(mine)
-        told = [msgpack.unpackb(data, ext_hook=unpack_tensor) for data in said]
-        by_rank = {rank: sums for rank, (_, sums, _, _) in enumerate(told) if sums}
-        for _, _, checkpoint, _ in told:
-            if checkpoint and by_rank:
-                self._instruments.checks.loaded_weights(by_rank, checkpoint, is_sharded)
-        position, _, _, state = told[0]
-        if self._pipeline is not None and state is not None:
-            self._pipeline.memory.restore(state[0])
-            self._pipeline.decoder.restore(state[1])
-        return from_plain(StreamPosition, position)
+            checkpoint = self._setup.model.checksums(self._setup.dtype)
+            mine = replace(mine, held=self._fingerprint.checksums, checkpoint=checkpoint)
+        sent = encode_loaded(mine)
+        ranks = [sent] if self._world is None else self._world.exchange(sent)
+        loaded = [decode_loaded(data) for data in ranks]
+        held = {rank: each.held for rank, each in enumerate(loaded) if each.held is not None}
+        for each in loaded:
+            if each.checkpoint is not None:
+                self._instruments.checks.loaded_weights(held, each.checkpoint, is_sharded)
+        resumed = loaded[0].resume_point
+        if self._pipeline is not None and resumed.memory is not None:
+            assert resumed.decoder is not None, "both are state of the same rank0"
+            self._pipeline.memory.restore(resumed.memory)
+            self._pipeline.decoder.restore(resumed.decoder)
+        return resumed.position
 
     def _group_link(self) -> GroupLink | None:
         topology, mesh = self._setup.topology, self._groups.mesh
@@ -312,7 +306,7 @@ class Rank:
                 fingerprint=self._fingerprint or Fingerprint(generator.model),
                 waited_s=(lambda: 0.0) if sums is None else (lambda: sums.wait_s),
                 # Not a method of this object: in a circle, groups would outlive their session.
-                still_together=always if self._world is None else self._world.heartbeat.check,
+                check_peers=no_peers if self._world is None else self._world.heartbeat.check,
                 slow_factor=setup.config.slow_rank_factor,
                 checks=self._instruments.checks,
             ),

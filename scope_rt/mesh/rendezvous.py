@@ -1,8 +1,8 @@
 """The ranks of one start meet each other and nobody else, whatever a store remembers.
 
 A store may outlive many starts, and hosts may count their restarts differently. So every process
-draws a token; rank0 writes down the tokens it sees, the roster, whenever they change; a rank
-confirms the roster that holds its own token. Once all of a roster have confirmed it, its name
+draws a random token; rank0 publishes the tokens it sees, the roster, whenever they change; a rank
+confirms the roster that holds its own token. Once all ranks of a roster have confirmed it, its hash
 prefixes every key that follows.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Self
 
 import torch.distributed as dist
 
@@ -22,6 +23,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
+from scope_contracts.plain import to_plain
+from scope_contracts.wire import decode_plain, encode_plain, from_canonical
 from scope_rt.mesh.sockets import bound_reads, connections_to, shut_down
 
 POLL_S = 0.02
@@ -173,9 +176,9 @@ def _met(
     while True:
         store = point.open() if hosting else point.connect(deadline_s=deadline_s)
         try:
-            guest = _Guest(store, rank=rank, world_size=world_size)
+            participant = _Participant(store, rank=rank, world_size=world_size)
             while time.monotonic() < deadline_s:
-                name = guest.agreed()
+                name = participant.agreed()
                 if name is not None:
                     return Meeting(
                         point=point,
@@ -187,7 +190,7 @@ def _met(
                     )
                 time.sleep(POLL_S)
             raise LinkTimeoutError(
-                f"meeting the other ranks: {named(guest.missing())} did not come within "
+                f"meeting the other ranks: {named(participant.missing())} did not come within "
                 f"{timeout_s:g} s"
             )
         except dist.DistNetworkError:  # rank0 closed the store of an earlier session under us
@@ -200,25 +203,42 @@ def named(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
-class _Guest:
-    """One rank at the meeting."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """The tokens of all ranks of one start, by rank, as rank0 publishes them."""
+
+    tokens: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        """Canonical bytes."""
+        return encode_plain(to_plain(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The roster that rank0 published; raises `FieldError` or `WireError`."""
+        return from_canonical(cls, data, decode_plain(data))
+
+
+class _Participant:
+    """One rank while the ranks meet."""
 
     def __init__(self, store: Store, *, rank: int, world_size: int) -> None:
         self._store, self._rank = store, rank
         self._join_keys = [f"scope/join/{other}" for other in range(world_size)]
-        self._token, self._roster = secrets.token_hex(8), ""
+        self._token, self._roster = secrets.token_hex(8), b""
         store.set(self._join_keys[rank], self._token)
 
     def agreed(self) -> str | None:
         """Take the next step; the name of the roster once all have confirmed it."""
         if self._rank == 0 and self._store.check(self._join_keys):
-            roster = ",".join(self._store.get(key).decode() for key in self._join_keys)
+            tokens = tuple(self._store.get(key).decode() for key in self._join_keys)
+            roster: Any = Roster(tokens=tokens).encode()  # stubs say str; bytes are taken too
             if roster != self._roster:
                 self._store.set("scope/roster", roster)
         if not self._store.check(["scope/roster"]):
             return None
-        roster = self._store.get("scope/roster").decode()
-        tokens = roster.split(",")
+        roster = self._store.get("scope/roster")
+        tokens = Roster.decode(roster).tokens
         if len(tokens) != len(self._join_keys) or tokens[self._rank] != self._token:
             return None
         if roster != self._roster:
@@ -237,7 +257,7 @@ class _Guest:
 
     @property
     def _name(self) -> str:
-        return f"scope/{hashlib.sha256(self._roster.encode()).hexdigest()[:16]}"
+        return f"scope/{hashlib.sha256(self._roster).hexdigest()[:16]}"
 
     def _confirm_key(self, rank: int) -> str:
         return f"{self._name}/met/{rank}"

@@ -64,14 +64,14 @@ def test_ranks_that_beat_and_ranks_that_leave_in_order_are_not_reported(
     assert leaves.heartbeat.lost is None
 
 
-def test_the_first_finding_is_what_all_ranks_report(pulses: tuple[Pulse, Pulse]) -> None:
+def test_the_first_failure_reported_is_what_all_ranks_report(pulses: tuple[Pulse, Pulse]) -> None:
     first, second = (pulse.heartbeat for pulse in pulses)
     symptom = LinkError("something broke")
-    assert second.explain(symptom) is symptom
-    assert str(first.settle(closed_by([7]))) == str(closed_by([7]))
-    findings = [second.explain(symptom), second.settle(closed_by([0])), first.explain(symptom)]
-    assert [str(finding) for finding in findings] == [str(closed_by([7]))] * 3
-    assert all(isinstance(finding, PeerLostError) for finding in findings)
+    assert second.cause_of(symptom) is symptom
+    assert str(first.report(closed_by([7]))) == str(closed_by([7]))
+    errors = [second.cause_of(symptom), second.report(closed_by([0])), first.cause_of(symptom)]
+    assert [str(error) for error in errors] == [str(closed_by([7]))] * 3
+    assert all(isinstance(error, PeerLostError) for error in errors)
 
 
 @pytest.mark.parametrize("ending", ["stopped", "over"])
@@ -99,7 +99,7 @@ def test_a_store_that_does_not_answer_is_named(signum: signal.Signals) -> None:
         assert pulse.aborted.wait(6 * BOUND_S)
         assert time.monotonic() - started_s < 4 * BOUND_S
         said = str(pulse.heartbeat.lost)
-        assert re.match(r"the store at 127.0.0.1:\d+ did not answer for 0.8 s", said)
+        assert re.match(r"the store at 127.0.0.1:\d+ did not answer for 0\.[89] s", said)
         pulse.heartbeat.stop()
 
 
@@ -127,8 +127,8 @@ class SlowStore:
         self._beats[key] = self._beats.get(key, 0) + amount
         return self._beats[key]
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return desired.encode()
+    def compare_set(self, key: str, expected: str, desired: bytes) -> bytes:
+        return desired
 
 
 def test_a_slow_store_does_not_stretch_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

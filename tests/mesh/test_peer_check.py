@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import msgpack
 import pytest
 from torch import nn
 
 from scope_contracts import ScalarDigest, SlowRankError
-from scope_rt.mesh.peer_check import FEWEST_REMEMBERED, PeerCheck
+from scope_rt.mesh.peer_check import FEWEST_REMEMBERED, PeerCheck, PeerReport
 from scope_rt.models.fingerprint import Fingerprint
 
 DIGEST = ScalarDigest(
@@ -32,7 +31,7 @@ def check(*, peer_ms: float | None) -> PeerCheck:
     """Of rank 1, beside a rank 2 that takes `peer_ms` a chunk; alone where that is None."""
 
     def gather(mine: bytes) -> list[bytes]:
-        return [mine, msgpack.packb((DIGEST.encode(), peer_ms))]
+        return [mine, PeerReport(digest=DIGEST, busy_ms=peer_ms or 0.0).encode()]
 
     return PeerCheck(
         ranks=(1,) if peer_ms is None else (1, 2),

@@ -84,7 +84,7 @@ def test_a_store_that_was_stopped_is_waited_for_no_longer_than_asked(
 ) -> None:
     with store_elsewhere() as (process, point):
 
-        class LastGuest(rendezvous._Guest):
+        class LastParticipant(rendezvous._Participant):
             """The store is stopped as soon as it has come."""
 
             def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
@@ -94,7 +94,7 @@ def test_a_store_that_was_stopped_is_waited_for_no_longer_than_asked(
         if when == "before":
             os.kill(process.pid, signal.SIGSTOP)
         else:
-            monkeypatch.setattr(rendezvous, "_Guest", LastGuest)
+            monkeypatch.setattr(rendezvous, "_Participant", LastParticipant)
         with (
             ThreadPoolExecutor(1) as pool,
             pytest.raises(LinkTimeoutError, match="does not answer"),

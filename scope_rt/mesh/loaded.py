@@ -1,0 +1,139 @@
+"""What every rank sends all others once it has loaded: a typed header, then the tensors it names.
+
+Rank0 sends where the stream continues; a generator rank the checksums of the weights it holds, and
+those of the whole checkpoint.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scope_contracts.errors import WireError, mismatch
+from scope_contracts.lifecycle import StreamPosition
+from scope_contracts.plain import to_plain
+from scope_contracts.tensor_spec import TensorSpec
+from scope_contracts.weights import Checksums
+from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain, from_canonical
+from scope_rt.tensors import TORCH_DTYPES, specs_of
+
+_LENGTH_BYTES = 4
+_MEMORY, _DECODER = "memory.", "decoder."
+_NAMES, _HELD, _CHECKPOINT = "weight_names", "weights_held", "weights_of_checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshResumePoint:
+    """Where rank0's stream continues. `memory` and `decoder` are rank0's state by name, for the
+    followers of `tp_v0`; None where nothing was resumed."""
+
+    position: StreamPosition = field(default_factory=StreamPosition)
+    memory: Mapping[str, Tensor] | None = None
+    decoder: Mapping[str, Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoaded:
+    """One rank after loading. `held` and `checkpoint` are None where the rank generates nothing."""
+
+    resume_point: MeshResumePoint = field(default_factory=MeshResumePoint)
+    held: Checksums | None = None
+    checkpoint: Checksums | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Header:
+    is_generator: bool
+    is_resumed: bool
+    position: StreamPosition
+    tensors: tuple[TensorSpec, ...]
+
+
+def encode_loaded(loaded: RankLoaded) -> bytes:
+    """The header's length in 4 bytes, the header's canonical bytes, then the tensors' bytes.
+
+    Raises `FieldError` or `WireError` for what does not fit the header.
+    """
+    point, tensors = loaded.resume_point, dict[str, Tensor]()
+    if loaded.held is not None and loaded.checkpoint is not None:
+        names = sorted(loaded.held)
+        tensors[_NAMES] = torch.frombuffer(bytearray("\n".join(names), "utf-8"), dtype=torch.uint8)
+        tensors[_HELD] = _as_tensor([loaded.held[name] for name in names])
+        tensors[_CHECKPOINT] = _as_tensor([loaded.checkpoint[name] for name in names])
+    for prefix, state in ((_MEMORY, point.memory), (_DECODER, point.decoder)):
+        tensors |= {prefix + name: tensor for name, tensor in (state or {}).items()}
+    header = _Header(
+        is_generator=_HELD in tensors,
+        is_resumed=point.decoder is not None,
+        position=point.position,
+        tensors=specs_of(tensors),
+    )
+    head = encode_plain(to_plain(header))
+    parts = [len(head).to_bytes(_LENGTH_BYTES, "little"), head, *map(_raw, tensors.values())]
+    return b"".join(parts)
+
+
+def decode_loaded(data: bytes) -> RankLoaded:
+    """What another rank encoded.
+
+    Raises `WireError` or `FieldError` for bytes that are no message of this kind.
+    """
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if len(data) < _LENGTH_BYTES + length or length > MAX_MESSAGE_BYTES:
+        got = f"{len(data)} bytes with a header of {length}"
+        raise WireError(mismatch("rank's report after loading", got=got, want="a whole header"))
+    head = data[_LENGTH_BYTES : _LENGTH_BYTES + length]
+    header = from_canonical(_Header, head, decode_plain(head))
+    tensors = _tensors(header.tensors, data[_LENGTH_BYTES + length :])
+    held = checkpoint = None
+    if header.is_generator:
+        held, checkpoint = _checksums(tensors, _HELD), _checksums(tensors, _CHECKPOINT)
+    resumed = header.is_resumed
+    point = MeshResumePoint(
+        position=header.position,
+        memory=_state(tensors, _MEMORY) if resumed else None,
+        decoder=_state(tensors, _DECODER) if resumed else None,
+    )
+    return RankLoaded(resume_point=point, held=held, checkpoint=checkpoint)
+
+
+def _as_tensor(checksums: list[int]) -> Tensor:
+    """Integers modulo 2^64 as the int64 of the same bits."""
+    return torch.from_numpy(np.array(checksums, dtype=np.uint64).view(np.int64))
+
+
+def _raw(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _tensors(specs: tuple[TensorSpec, ...], raw: bytes) -> dict[str, Tensor]:
+    want = sum(spec.num_bytes for spec in specs)
+    if len(raw) != want or any(size < 0 for spec in specs for size in spec.shape):
+        raise WireError(mismatch("tensors of a rank's report", got=len(raw), want=f"{want} bytes"))
+    tensors, start = dict[str, Tensor](), 0
+    for spec in specs:
+        part = bytearray(raw[start : start + spec.num_bytes])
+        flat = torch.frombuffer(part, dtype=torch.uint8) if part else torch.empty(0).byte()
+        tensors[spec.name] = flat.view(TORCH_DTYPES[spec.dtype]).reshape(spec.shape)
+        start += spec.num_bytes
+    return tensors
+
+
+def _checksums(tensors: Mapping[str, Tensor], which: str) -> dict[str, int]:
+    if missing := sorted({_NAMES, which} - tensors.keys()):
+        raise WireError(mismatch("rank's report after loading", got=sorted(tensors), want=missing))
+    names = _raw(tensors[_NAMES]).decode(errors="replace").split("\n")
+    sums = tensors[which].numpy().view(np.uint64).tolist()
+    if len(names) != len(sums):
+        raise WireError(mismatch(which, got=f"{len(sums)} checksums", want=f"{len(names)}"))
+    return dict(zip(names, sums, strict=True))
+
+
+def _state(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,100 @@
+"""What ranks tell each other arrives as it was sent, and garbage is refused by a named error."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from scope_contracts.errors import ContractError, LinkError
+from scope_contracts.lifecycle import StreamPosition
+from scope_rt.mesh.failures import RankAddresses
+from scope_rt.mesh.heartbeat import Failure, FailureKind, Heartbeat
+from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
+from scope_rt.mesh.peer_check import PeerReport
+from scope_rt.mesh.rendezvous import Roster, host_store
+from scope_rt.trace import decode_spans
+from tests.mesh.meetings import meet_two, point_at
+
+POINT = MeshResumePoint(
+    position=StreamPosition(call_id=4, chunk_index=3, cache_epoch=1, next_start_frame=9),
+    memory={"num_frames": torch.tensor(9), "recent": torch.arange(6.0).view(1, 2, 3)},
+    decoder={"previous": torch.ones(2, dtype=torch.bfloat16), "none": torch.empty(0)},
+)
+HELD = {"blocks.0.weight": 2**64 - 1, "a": 0, "b": 2**63}
+
+
+def test_a_rank_that_loaded_is_read_as_it_was_sent() -> None:
+    sent = RankLoaded(resume_point=POINT, held=HELD, checkpoint=HELD | {"a": 1})
+    read = decode_loaded(encode_loaded(sent))
+    assert (read.held, read.checkpoint) == (sent.held, sent.checkpoint)
+    assert read.resume_point.position == POINT.position
+    for state, want in (
+        (read.resume_point.memory, POINT.memory),
+        (read.resume_point.decoder, POINT.decoder),
+    ):
+        assert state is not None
+        assert want is not None
+        assert list(state) == list(want)
+        for name, tensor in want.items():
+            assert state[name].dtype == tensor.dtype
+            assert torch.equal(state[name], tensor)
+
+
+def test_a_rank_that_generates_nothing_and_resumed_nothing_says_so() -> None:
+    read = decode_loaded(encode_loaded(RankLoaded()))
+    assert read == RankLoaded()
+
+
+REFUSED: dict[str, Callable[[bytes], object]] = {
+    "loaded": decode_loaded,
+    "peer report": PeerReport.decode,
+    "addresses": RankAddresses.decode,
+    "failure": Failure.decode,
+    "roster": Roster.decode,
+    "spans": decode_spans,
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"garbage",
+        b"\x80",
+        b"[[]]",
+        b'[{"name": 1}]',
+        b"\x05\x00\x00\x00\x81\xa1a\xc0\xc0",
+    ],
+)
+def test_garbage_is_refused_by_a_named_error(kind: str, data: bytes) -> None:
+    with pytest.raises(ContractError):
+        REFUSED[kind](data)
+
+
+def test_a_report_after_loading_that_is_cut_short_or_runs_on_is_refused() -> None:
+    whole = encode_loaded(RankLoaded(held=HELD, checkpoint=HELD))
+    for data in (whole[:-1], whole + b"\0", whole[:20]):
+        with pytest.raises(ContractError):
+            decode_loaded(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"nonsense", Failure(kind=FailureKind.CLOSED, text="").encode()[:-1]]
+)
+def test_a_reported_failure_that_cannot_be_read_is_still_a_link_error(data: Any) -> None:
+    store = host_store()
+    first, second = meet_two(point_at(store.port))
+    first.store.compare_set("failure", "", data)
+    for meeting in (first, second):
+        heartbeat = Heartbeat(meeting, bound_s=1.0, abort=lambda: None, is_over=lambda: False)
+        cause = heartbeat.cause_of(LinkError("symptom"))
+        assert type(cause) is LinkError
+        assert "cannot be read" in str(cause)
+
+
+def test_a_long_failure_is_cut_to_what_a_message_takes() -> None:
+    error = LinkError("ä" * 300)
+    assert Failure.decode(Failure.of(error).encode()).text == "ä" * 128
