@@ -13,7 +13,7 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from scope_contracts.log_file import LogReader
+from scope_contracts.errors import UserInputError
 from scope_runners.chunk_lines import (
     SHOWN_STAGES,
     ChunkLine,
@@ -23,7 +23,8 @@ from scope_runners.chunk_lines import (
     events_of,
     headline,
 )
-from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
+from scope_runners.recorded_stream import RecordedStream
+from scope_runners.recording_argument import damage_of, read_recording
 from scope_runners.timeline_picture import write_timeline
 from scope_runners.wording import printable
 
@@ -31,7 +32,9 @@ from scope_runners.wording import printable
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `scope-rt inspect`."""
     parser.add_argument("recording", type=Path, metavar="FILE", help="what --record wrote")
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the timeline")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE.png", help="draw the timeline into a new file"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
@@ -39,19 +42,21 @@ def run_inspect(namespace: argparse.Namespace) -> int:
     """Show a recording; returns the exit code.
 
     Raises:
-        UserInputError: the file cannot be read, or the picture not be written.
-        ContractError: the file is no recording, or is damaged after what was shown.
+        UserInputError: the file is no recording that can be read, or the picture cannot be written.
+        ContractError: the file is damaged after what was shown.
     """
-    with open_recording(namespace.recording) as file:
-        stream, _ = read_stream(LogReader(file))
+    picture: Path | None = namespace.picture
+    if picture is not None and picture.exists():
+        raise UserInputError(f"--picture {picture} is there already; choose another name")
+    stream = read_recording(namespace.recording)
     lines = list(chunk_lines(stream))
-    if namespace.picture is not None:
-        write_timeline(stream, lines, namespace.picture, title=namespace.recording.name)
+    if picture is not None:
+        write_timeline(stream, lines, picture, title=namespace.recording.name)
     print(to_json(stream, lines) if namespace.json else table(stream, lines), flush=True)
-    if namespace.picture is not None:
-        print(f"picture: {namespace.picture}", file=sys.stderr)
-    if stream.damage is not None:
-        raise stream.damage
+    if picture is not None:
+        print(f"picture: {picture}", file=sys.stderr)
+    if damage := damage_of(namespace.recording, stream):
+        raise damage
     return 0
 
 

@@ -1,8 +1,9 @@
-"""`scope-rt replay`: a recording is run again from what was asked for, and must come out the same.
+"""`scope-rt replay`: a recorded stream is run again, and the two are compared chunk by chunk.
 
-Bit for bit at the recorded TP degree, whatever the plan. Within 1e-4 in fp32 at another, where sums
-are taken in another order. There each chunk is given the recorded past: a stream feeds on its
-own result and rounding would grow. The replay is itself recorded; two files are compared.
+At the recorded TP degree the latents must be equal to the last bit, whatever the plan. At another
+degree, which sums in another order, they must be within 1e-4 (fp32 only); there every chunk is
+given the recorded latents as its past, because a stream that feeds on its own result would let
+rounding grow. The replay records itself, and the two files are compared.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from scope_runners.launcher import launch
 from scope_runners.progress import progress_bar
 from scope_runners.rank_process import guarded_rank
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
+from scope_runners.recording_argument import damage_of, read_recording
 from scope_runners.replay_report import compare, table
 
 TOLERANCE = 1e-4
@@ -66,22 +68,26 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     add("recording", type=Path, metavar="FILE", help="what --record wrote")
     add("--plan", type=plan_named, help="another plan than the recorded one")
     add("--tp", type=positive, help="another TP degree than the recorded one")
-    add("--model", metavar="FOLDER", help="where the recorded model lies now")
+    add("--model", metavar="FOLDER", help="where the recorded model is now, if it was moved")
     add(
         "--tolerance",
         type=_tolerance,
         metavar="DIFF",
-        help=f"largest difference allowed (default 0 at the recorded TP degree, else {TOLERANCE})",
+        help="largest difference of latents allowed (default: 0, equal bits, at the recorded TP "
+        f"degree, else {TOLERANCE})",
     )
-    add("--record", type=Path, metavar="FILE", help="keep the replay's own recording")
+    add("--record", type=Path, metavar="FILE", help="keep the replay's own recording in a new file")
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add("--json", action="store_true", help="print one JSON object")
 
 
 def _tolerance(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no difference; give 0 or more, such as 1e-3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0, such as 1e-3")
     return value
 
 
@@ -106,6 +112,8 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
     """
     job = prepare(namespace)
     config = RuntimeConfig.from_environment()
+    if config.rank == 0 and namespace.record is not None and namespace.record.exists():
+        raise UserInputError(f"--record {namespace.record} is there already; choose another name")
     if not config.launched and job.topology.world_size > 1:
         ranks, num_gpus = job.topology.world_size, torch.cuda.device_count()
         if 0 < num_gpus < ranks:
@@ -123,8 +131,6 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with TemporaryDirectory(prefix="scope-replay-") as folder:
         record = namespace.record or Path(folder) / "replay.scope"
-        if record.exists() and record.samefile(job.recording):
-            raise UserInputError("--record names the recording itself; choose another file")
         _run_again(job, config, record=record, show=not namespace.json)
         report = compare(
             job.stream,
@@ -134,8 +140,8 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
             tolerance=job.tolerance,
         )
     print(json.dumps(asdict(report), indent=2) if namespace.json else table(report), flush=True)
-    if job.stream.damage is not None:
-        raise job.stream.damage
+    if damage := damage_of(job.recording, job.stream):
+        raise damage
     return 0 if report.passed else FAILED
 
 
@@ -144,17 +150,15 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
 
     Raises:
         UserInputError: it cannot; the sentence says what to change.
-        ContractError: the file is no recording.
     """
-    with open_recording(namespace.recording) as file:
-        stream, _ = read_stream(LogReader(file))
+    stream = read_recording(namespace.recording)
     opened = stream.opened
     given = opened.model if namespace.model is None else namespace.model
     model = ModelFolder.open(given)
     if (fingerprint := model.fingerprint()) != opened.model_fingerprint:
         raise UserInputError(
-            f"model {given!r} is {fingerprint[:12]}, recorded was {opened.model_fingerprint[:12]}; "
-            "name the recorded one with --model"
+            f"the model {given!r} is not the recorded one: its fingerprint is {fingerprint[:12]}, "
+            f"recorded was {opened.model_fingerprint[:12]}; name the recorded one with --model"
         )
     topology = Topology(
         plan_id=opened.plan_id if namespace.plan is None else namespace.plan,
@@ -163,8 +167,8 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
     num_chunks = _num_replayable(stream)
     if num_chunks == 0:
         raise UserInputError(
-            f"{namespace.recording} has no finished chunk from the stream's beginning on; there is "
-            "nothing to compare"
+            f"the recording {namespace.recording} has no finished chunk of the stream's first "
+            "start, so there is nothing to compare; record a longer stream"
         )
     if any(finished.latents is None for finished in stream.finished.values()):
         raise UserInputError(
@@ -174,8 +178,8 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
     same_degree = {opening.tp_degree for opening in stream.openings} == {topology.tp_degree}
     if not same_degree and opened.dtype is not DType.FLOAT32:
         raise UserInputError(
-            f"the recording is in {opened.dtype}, where TP degrees differ by more than a bar can "
-            f"tell; replay it with --tp {opened.tp_degree}"
+            f"the recording is in {opened.dtype}, in which TP degrees differ by too much to be "
+            f"compared; replay it with --tp {opened.tp_degree}"
         )
     bar = 0.0 if same_degree else TOLERANCE
     return ReplayJob(

@@ -1,4 +1,4 @@
-"""Two recordings of one stream, chunk by chunk: where they part, and how far they come apart."""
+"""Two recordings of one stream are compared chunk by chunk: which differ, and by how much."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,18 +10,19 @@ from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Finished, Opened
 from scope_rt.tensors import TORCH_DTYPES
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
+from scope_runners.wording import counted
 
 _FREE = frozenset({"call_id", "plan_id", "tensors"})
-"""Envelope fields that may differ: they say how, not what."""
+"""Envelope fields that may differ: they say where a chunk is run, not what is run."""
 _FREE_AFTER_RESTART = _FREE | {"reset_crossattn_cache"}
-"""New ranks must be told the text, the old ones had it."""
+"""New ranks are sent the conditioning; those before the restart had it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """How a chunk came out otherwise: envelope fields, latents, or both.
+    """What differs in a chunk: envelope fields, latents, or both.
 
-    `max_abs_diff` is None where no number tells it: another shape, or values that are not finite.
+    `max_abs_diff` is None where it is no number: another shape, or values that are not finite.
     """
 
     chunk_index: int
@@ -98,26 +99,27 @@ def compare(
 
 def table(report: ReplayReport) -> str:
     """The comparison for a person at a terminal."""
-    bar = f"max abs difference {report.tolerance:.0e}" if report.tolerance else "equal bits"
+    want = f"within {report.tolerance:.0e}" if report.tolerance else "equal to the last bit"
     lines = [
         f"recorded   {report.recorded_as} ({report.recorded_with})",
         f"replayed   {report.replayed_as} ({report.replayed_with})",
-        f"compared   {report.compared} chunks, bar: {bar}; {report.not_compared} were dropped or "
-        "never finished",
+        f"compared   {counted(report.compared, 'chunk')}, whose latents must be {want}; not "
+        f"compared: {report.not_compared}, dropped or never finished",
     ]
     if report.passed:
-        words = "equal" if report.largest_diff == 0 else f"within {report.largest_diff:.2g}"
+        is_equal = report.largest_diff == 0
+        words = "equal" if is_equal else f"largest difference {report.largest_diff:.2g}"
         return "\n".join([*lines, f"result     {words}"])
     first = report.differences[0]
     by = "" if first.max_abs_diff is None else f" (by {first.max_abs_diff:.2g})"
     lines.append(
-        f"result     {len(report.differences)} chunks DIFFER, the first is "
+        f"result     {counted(len(report.differences), 'chunk')} DIFFER, the first is "
         f"{first.chunk_index}{by}; the largest difference is {report.largest_diff:.2g}"
     )
     lines += [f"           {wrong}" for wrong in first.fields]
     if report.recorded_with != report.replayed_with:
         lines.append(
-            "           other versions may compute other bits; replay with the recorded ones"
+            "           the versions differ, which may change bits; replay with the recorded ones"
         )
     return "\n".join(lines)
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scope_contracts.errors import ContractError, UserInputError
-from scope_contracts.log_records import Closed, Control, Failed
+from scope_contracts.log_records import Closed, Control, Failed, Opened
 from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
+from scope_runners.main import main
 from scope_runners.recorded_stream import open_recording
 from tests.stream_logs import finished, opened, packed, planned, story, write
 
@@ -25,6 +26,11 @@ def inspect(path: Path, *arguments: str) -> int:
     parser = argparse.ArgumentParser()
     add_inspect_arguments(parser)
     return run_inspect(parser.parse_args([str(path), *arguments]))
+
+
+def later_version() -> Opened:
+    """The first record of a recording that a later scope-rt made."""
+    return replace(opened(), log_version=99)
 
 
 def row(table: str, chunks: str) -> str:
@@ -133,7 +139,7 @@ def test_damage_is_an_error_after_what_is_whole_was_shown(
 def test_a_file_without_a_whole_record_is_said_to_be_that(tmp_path: Path, left: bytes) -> None:
     path = tmp_path / "a.scope"
     path.write_bytes(left)
-    with pytest.raises(ContractError, match="no whole record"):
+    with pytest.raises(UserInputError, match=r"a\.scope: .*no whole record.*; record a stream"):
         inspect(path)
 
 
@@ -148,6 +154,61 @@ def test_another_kind_of_file_is_the_users_to_change(tmp_path: Path) -> None:
     video.write_bytes(b"\0\0\0\x1cftypisom")
     with pytest.raises(UserInputError, match=r"a\.mp4 is no recording; give a file that --record"):
         inspect(video)
+
+
+@pytest.mark.parametrize("command", ["inspect", "replay"])
+@pytest.mark.parametrize(
+    ("content", "sentence", "code"),
+    [
+        (b"", "the recording has no whole record; nothing was kept; record a stream again", 2),
+        (packed(story())[:200], "no whole record; nothing was kept; record a stream again", 2),
+        (packed([(later_version(), b"")]), "_version: got 99, want ", 2),
+        (b"hello", "a.scope is no recording; give a file that --record wrote", 2),
+        (None, "(No such file or directory); give a file that --record wrote", 2),
+        ("folder", "is no ordinary file; give a file that --record wrote", 2),
+    ],
+)
+def test_what_is_no_recording_is_refused_with_its_path_and_the_fix(
+    command: str,
+    content: bytes | str | None,
+    sentence: str,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "a.scope"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == "folder":
+        path.mkdir()
+    assert main([command, str(path)]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("scope-rt: ")
+    assert printed.err.count("\n") == 1
+    assert str(path) in printed.err
+    assert sentence in printed.err
+
+
+def test_damage_is_told_with_the_path_and_the_fix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.scope", story())
+    data = bytearray(path.read_bytes())
+    data[len(packed(story()[:4])) + 20] ^= 1
+    path.write_bytes(data)
+    assert main(["inspect", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith(f"scope-rt: the recording {path}: byte ")
+    assert told.endswith("; copy the file again from where it was written\n")
+
+
+def test_a_picture_replaces_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording, sheet = write(tmp_path / "a.scope", story()), tmp_path / "a.png"
+    sheet.write_bytes(b"a contact sheet")
+    assert main(["inspect", str(recording), "--picture", str(sheet)]) == 2
+    assert f"--picture {sheet} is there already; choose another name" in capsys.readouterr().err
+    assert sheet.read_bytes() == b"a contact sheet"
 
 
 def test_a_hostile_text_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,13 +196,14 @@ def test_damage_is_told_after_what_could_be_compared(
     assert "result     equal" in capsys.readouterr().out
 
 
-def test_the_replays_own_recording_can_be_kept_but_not_instead_of_the_first(
+def test_the_replays_own_recording_can_be_kept_but_replaces_no_file(
     recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, before = tmp_path / "kept.scope", recording.read_bytes()
     assert replay(recording, "--record", str(kept)) == 0
-    with pytest.raises(UserInputError, match="names the recording itself"):
-        replay(recording, "--record", str(recording))
+    for taken in (recording, kept):
+        with pytest.raises(UserInputError, match="is there already; choose another name"):
+            replay(recording, "--record", str(taken))
     assert recording.read_bytes() == before
     capsys.readouterr()
     assert report(kept, capsys)["passed"] is True
@@ -229,7 +230,7 @@ def test_the_recorded_past_is_let_go_of_when_the_replay_ends(
 
     monkeypatch.setattr("scope_runners.replay.open_recording", opened_file)
     assert replay(recording, "--tolerance", "1e-4") == 0
-    assert [file.closed for file in files] == [True, True]
+    assert [file.closed for file in files] == [True]
 
 
 @pytest.mark.parametrize("first", [opened(resumed_at_chunk=4), opened()])
