@@ -18,7 +18,7 @@ _CLOSED = ("closed", "reset", "broken pipe", "connection refused", "not connecte
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAddresses:
-    """This rank's ends of gloo's connections, as it tells them to all ranks."""
+    """This rank's ends of gloo's connections."""
 
     addresses: tuple[Address, ...]
 
@@ -66,10 +66,11 @@ class Liveness:
 
 
 def _link_error(text: str) -> LinkError:
-    said = re.sub(r"^\[[^]]*\]\s*", "", text.partition("\n")[0])[:160]  # without gloo's source path
+    # Without gloo's source path.
+    message = re.sub(r"^\[[^]]*\]\s*", "", text.partition("\n")[0])[:160]
     lowered = text.lower()
     if "timed out" in lowered or "timeout" in lowered:
         return LinkTimeoutError("no answer within the bound")
     if any(sign in lowered for sign in _CLOSED):
-        return PeerLostError(f"the peer is gone ({said})")
-    return LinkError(said)
+        return PeerLostError(f"the peer is gone ({message})")
+    return LinkError(message)

@@ -1,4 +1,4 @@
-"""Generator ranks that part ways, or hold each other up, are found before the next collective.
+"""Generator ranks that differ, or slow each other down, are detected before the next collective.
 
 Every N chunks each rank tells the others, in one small gather, the scalars of the chunk it is about
 to run, where its cache stands and how long it computed, and looks at its own weights again.
@@ -18,7 +18,7 @@ from scope_rt.models.fingerprint import Fingerprint
 NUM_REMEMBERED = 16
 """Chunks whose times a rank is measured by."""
 FEWEST_REMEMBERED = 3
-"""Fewer say nothing: the first chunk after a start warms up, and any one may have a bad moment."""
+"""Fewer are not compared: the first chunk after a start warms up, and any one may be an outlier."""
 
 
 def no_peers() -> None:

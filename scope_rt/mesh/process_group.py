@@ -28,7 +28,7 @@ from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shu
 from scope_rt.mesh.topology import Topology
 
 DIGEST_BYTES = 4096
-"""What one rank may say in an `Exchange`, with four bytes for its length."""
+"""Bytes that one rank sends in an `Exchange`, four of which are the length of its payload."""
 
 
 @contextmanager
@@ -138,7 +138,7 @@ class ProcessGroups:
 
 
 class World:
-    """All ranks of a start, met and connected."""
+    """All ranks of one start, connected."""
 
     def __init__(self, meeting: Meeting, config: RuntimeConfig) -> None:
         """Connect to the other ranks.
@@ -199,7 +199,7 @@ class World:
         self._watch([sums] if rank in generators else [])
         link = None
         if pair is not None and rank in (0, topology.leader):
-            # Rank0 waits for a chunk, which is under way; a mesh rank waits for rank0's next idea.
+            # Rank0 waits for a chunk, which is under way; a mesh rank waits for rank0's next plan.
             patience_s = bound_s if rank == 0 else idle_s
             link = Transfers(pair, liveness, timeout_s=bound_s, patience_s=patience_s)
         if rank not in generators:
@@ -217,7 +217,7 @@ class World:
         leave_world()
 
     def _watch(self, groups: list[dist.ProcessGroup]) -> None:
-        """Learn what to abort, and who is behind which address."""
+        """Note the connections that `_abort` ends, and the rank behind each address."""
         self._sockets = open_sockets() - self._others
         if torch.cuda.is_available():
             self._gpu_groups = groups
@@ -228,7 +228,7 @@ class World:
         }
 
     def _abort(self) -> None:
-        """End every wait of this process for another rank; called by the heartbeat."""
+        """End every wait of this process for another rank; called from the heartbeat's thread."""
         shut_down(self._sockets)
         for group in self._gpu_groups:
             group.abort()
@@ -238,7 +238,7 @@ def join_world(config: RuntimeConfig) -> World:
     """Meet all ranks of the launcher (torchrun's variables name the meeting point).
 
     Raises:
-        UserInputError: nobody launched this process as a rank.
+        UserInputError: this process was not launched as a rank.
         LinkError: other ranks did not come within the start timeout; it names them.
     """
     if config.master_addr is None or not config.master_port:

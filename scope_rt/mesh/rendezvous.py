@@ -1,4 +1,4 @@
-"""The ranks of one start meet each other and nobody else, whatever a store remembers.
+"""The ranks of one start meet each other and no others, whatever keys a store still holds.
 
 A store may outlive many starts, and hosts may count their restarts differently. So every process
 draws a random token; rank0 publishes the tokens it sees, the roster, whenever they change; a rank
@@ -48,7 +48,7 @@ class MeetingPoint:
         return f"{at}, hosted by rank 0," if self.is_hosted_by_rank0 else at
 
     def open(self) -> TCPStore:
-        """Host the store, or go on hosting it, in this process.
+        """Host the store in this process, or return the one that it hosts already.
 
         Raises:
             LinkError: the port is taken.
@@ -108,7 +108,7 @@ class Meeting:
     store: Store
     """For keys of this start only."""
     run_id: str
-    """The same for every start of the ranks by one launcher, whoever counts restarts how."""
+    """The same for every start of the ranks by one launcher, however its hosts count restarts."""
 
     def connect(self, *, timeout_s: float) -> Store:
         """The same keys over a connection of its own; later calls on it are bounded as well.
@@ -150,7 +150,7 @@ def meet(point: MeetingPoint, *, rank: int, world_size: int, timeout_s: float) -
 def _all_calls_end(point: MeetingPoint, *, timeout_s: float, reads_s: float) -> Iterator[None]:
     """A store that was stopped takes a connection and answers never; no timeout of its own ends
     that call. So its connections are ended, as often as the client makes new ones, and later reads
-    on them by `reads_s`. They are told by the port: a name may have many addresses.
+    on them by `reads_s`. They are recognised by the port: a name may have many addresses.
     """
     others = connections_to(point.port)
     is_over = threading.Event()
@@ -229,7 +229,7 @@ class _Participant:
         store.set(self._join_keys[rank], self._token)
 
     def agreed(self) -> str | None:
-        """Take the next step; the name of the roster once all have confirmed it."""
+        """Take the next step; the name of this start once all have confirmed the roster."""
         if self._rank == 0 and self._store.check(self._join_keys):
             tokens = tuple(self._store.get(key).decode() for key in self._join_keys)
             roster: Any = Roster(tokens=tokens).encode()  # stubs say str; bytes are taken too
@@ -248,7 +248,7 @@ class _Participant:
         return self._name if met else None
 
     def missing(self) -> list[int]:
-        """Who keeps this rank waiting."""
+        """The ranks that this one is waiting for."""
         ranks = range(len(self._join_keys))
         absent = [other for other in ranks if not self._store.check([self._join_keys[other]])]
         if absent or not self._roster:  # rank0 would have written a roster that holds us

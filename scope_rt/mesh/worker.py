@@ -1,7 +1,7 @@
 """A generator rank: every envelope is admitted in full before the model is entered.
 
 The same `Worker` runs inside rank0 (`single`, `tp_v1_1`) and on mesh ranks. A rank that raises
-dies loudly; nothing here catches an error around a collective.
+ends with its error; nothing here catches one around a collective.
 """
 
 import time
@@ -139,21 +139,39 @@ class Worker:
 
 
 class LocalMesh:
-    """The port of `single` and `tp_v1_1`: rank0's own worker, in lockstep with its group."""
+    """The `MeshPort` of `single`, `tp_v0` and `tp_v1_1`: rank0's own worker, in lockstep with its
+    group."""
 
     def __init__(self, worker: Worker, group: GroupLink | None) -> None:
         self._worker, self._group = worker, group
         self._answers: deque[Answer] = deque()
 
     def submit(self, envelope: PPEnvelope, tensors: Tensors) -> None:
+        """Send the chunk to the group and generate this rank's part of it.
+
+        Blocks until the chunk is generated; each wait for another rank is bounded by
+        `SCOPE_GROUP_TIMEOUT_S`, and ends within `SCOPE_HEARTBEAT_TIMEOUT_S` of a rank's silence.
+
+        Raises:
+            LinkError: a rank of the group was lost.
+            ParityError, FingerprintError, SlowRankError: ranks differ, where a comparison is due.
+            CallCountError, LifecycleError: the envelope may not run as it is.
+        """
         if self._group is not None:
             self._group.send(envelope, tensors)
         self._answers.append(self._worker.execute(envelope, tensors))
 
     def collect(self) -> Answer:
+        """The oldest answer; never blocks and raises nothing, since `submit` has made it."""
         return self._answers.popleft()
 
     def shutdown(self, envelope: PPEnvelope) -> None:
+        """Tell the group to end; blocks until that has left, `SCOPE_GROUP_TIMEOUT_S` at most.
+
+        Raises:
+            LinkError: a rank of the group was lost.
+            LifecycleError: a chunk is still open.
+        """
         if self._group is not None:
             self._group.send(envelope, {})
             self._group.flush()
@@ -161,18 +179,38 @@ class LocalMesh:
 
 
 class RemoteMesh:
-    """The port of `pp0` and `pp1`: a generator group behind its leader."""
+    """The `MeshPort` of `pp0` and `pp1`: a generator group behind its leader."""
 
     def __init__(self, link: PeerLink, geometry: ChunkGeometry) -> None:
         self._link, self._geometry = link, geometry
         self._sent: deque[PPEnvelope] = deque()
 
     def submit(self, envelope: PPEnvelope, tensors: Tensors) -> None:
+        """Start to send the chunk.
+
+        Blocks until the message before the last has left, for each of its frames
+        `SCOPE_GROUP_TIMEOUT_S` at most, and no longer than `SCOPE_HEARTBEAT_TIMEOUT_S` once a rank
+        is silent.
+
+        Raises:
+            LinkError: a rank was lost; it names the rank where that is known.
+        """
         with located(f"chunk {envelope.chunk_index}"):
             self._link.send(envelope, tensors)
         self._sent.append(envelope)
 
     def collect(self) -> Answer:
+        """The answer to the oldest envelope that was submitted.
+
+        Blocks until it begins to arrive and then for each of its frames, each time
+        `SCOPE_GROUP_TIMEOUT_S` at most, and no longer than `SCOPE_HEARTBEAT_TIMEOUT_S` once a rank
+        is silent.
+
+        Raises:
+            LinkError: a rank was lost or did not answer in time.
+            PreflightError: the result announces other tensors than the chunk must have.
+            WireError, VersionError, FieldError, DigestError: what arrived is not a whole result.
+        """
         envelope = self._sent.popleft()
         shape = self._geometry.latent_shape(envelope.height, envelope.width)
         want = (
@@ -190,12 +228,20 @@ class RemoteMesh:
             return self._link.receive_result(admit)
 
     def shutdown(self, envelope: PPEnvelope) -> None:
+        """Tell the mesh to end; blocks until all that was sent has left, as `submit` does.
+
+        Raises:
+            LinkError: a rank was lost.
+        """
         self._link.send(envelope, {})
         self._link.flush()
 
 
 def serve_leader(worker: Worker, link: PeerLink, group: GroupLink | None, faults: Faults) -> None:
-    """Lead a generator group until rank0 shuts it down: admit, pass on, run, answer."""
+    """Lead a generator group until rank0 shuts it down: admit, pass on, run, answer.
+
+    Blocks between chunks for `SCOPE_IDLE_TIMEOUT_S` at most.
+    """
     pass_on = _keep if group is None else group.send
     _serve(worker, link.receive_envelope, faults, pass_on=pass_on, answer=link.send)
     link.flush()
@@ -206,13 +252,13 @@ def serve_leader(worker: Worker, link: PeerLink, group: GroupLink | None, faults
 def serve_follower(
     worker: Worker, group: GroupLink, faults: Faults, pipeline: FullPipeline | None
 ) -> None:
-    """Follow the leader of a generator group until it shuts down."""
+    """Follow the leader of a generator group until it shuts down; blocks as `serve_leader` does."""
     answer = _keep if pipeline is None else pipeline.remember
     _serve(worker, group.receive, faults, pass_on=_keep, answer=answer)
 
 
 def _keep(message: PPEnvelope | PPResult, tensors: Tensors) -> None:
-    """Nobody waits for it."""
+    """This rank passes on or answers nothing."""
 
 
 def _serve(

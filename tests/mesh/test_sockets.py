@@ -2,8 +2,23 @@
 
 import os
 import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+from torch.distributed import (  # type: ignore[attr-defined]
+    AllreduceOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+)
+
+from scope_rt.mesh.rendezvous import host_store
 from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
 
 
@@ -68,3 +83,33 @@ def test_looking_at_a_number_that_stands_for_a_file_by_now_costs_no_number(tmp_p
         assert numbers_of(tmp_path / "file") == 2
         here.close()
         there.close()
+
+
+SILENT_RANK = """
+import sys
+from datetime import timedelta
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False)
+group = ProcessGroupGloo(PrefixStore("pair", store), 1, 2, timedelta(seconds=60))
+sys.stdin.read()
+"""
+
+
+def test_gloo_ends_no_wait_when_it_is_aborted_and_a_shut_down_does() -> None:
+    """Should the first half fail one day, `ProcessGroupGloo.abort` can replace `sockets`."""
+    store, before = host_store(), open_sockets()
+    command = [sys.executable, "-c", SILENT_RANK, str(store.port)]
+    with (
+        ThreadPoolExecutor(1) as pool,
+        subprocess.Popen(command, stdin=subprocess.PIPE) as silent,
+    ):
+        group: Any = ProcessGroupGloo(PrefixStore("pair", store), 0, 2, timedelta(seconds=60))
+        work = group.allreduce([torch.ones(1)], AllreduceOptions())
+        waiting = pool.submit(work.wait)
+        group.abort()
+        time.sleep(1.0)
+        assert not waiting.done()
+        shut_down(open_sockets() - before)
+        with pytest.raises(RuntimeError, match="Connection closed by peer"):
+            waiting.result(timeout=20)
+        silent.kill()
