@@ -7,14 +7,25 @@ with |d| <= u, and n such factors differ from 1 by at most gamma_n = n u / (1 - 
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+# Contracts: what the project promises of whole models, not bounds of rounding.
+FP64_CONTRACT = 1e-10
+"""Two ways to compute one model in float64."""
+DIFFUSERS_CONTRACT = 1e-5
+"""One forward in float32 against the model of diffusers."""
+PARITY_CONTRACT = 2e-5
+"""A rollout in float32 against the recording of the model's own authors."""
+TP_CONTRACT = 1e-4
+"""A stream in float32 at one TP degree against another."""
+
 EXP_ULPS = 20
 """The least exact exponential that an attention kernel of torch takes: `exp_u20` of `at::vec`."""
-FP64_CONTRACT = 1e-10
-"""Contract, not a rounding bound: two ways to compute one model in float64 differ by no more."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -27,6 +38,44 @@ def gamma(num_roundings: int, dtype: torch.dtype) -> float:
     nu = num_roundings * unit_roundoff(dtype)
     assert nu < 0.5, f"{num_roundings} roundings in {dtype} leave nothing to compare"
     return nu / (1 - nu)
+
+
+def dot_bound(x: Tensor, y: Tensor) -> Tensor:
+    """Error of `x @ y` in their dtype, `gamma_n |x| @ |y|` (Higham, section 3.5)."""
+    return gamma(x.shape[-1], x.dtype) * (x.double().abs() @ y.double().abs())
+
+
+def any_order_bound(one_order: Tensor, exact: Tensor, *, num_terms: int) -> float:
+    """How far two orders of the same sums may be apart, for what no bound is derived by hand.
+
+    `one_order` is one of them and `exact` the same in float64. Errors of sums of `num_terms` terms
+    come to about the square root of their bound (Higham, section 2.8), so that root makes a bound
+    of a measured error; each of two orders may be off by it.
+    """
+    measured = float((one_order - exact).abs().max())
+    assert 0 < measured < 1e-4 * float(exact.abs().max()), "this is no rounding error"
+    return 2 * math.sqrt(num_terms) * measured
+
+
+def is_rounded_to_half(got: Tensor, stored: Tensor) -> bool:
+    """Whether `got` is `stored` to the nearest float16, subnormal numbers included."""
+    limits = torch.finfo(torch.float16)
+    rounding = unit_roundoff(torch.float16) * stored.abs().clamp_min(limits.smallest_normal)
+    return bool(((got - stored).abs() <= rounding).all())
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """transformers takes norms, softmax, angles and routers in float32 whatever a model is in.
+
+    In here they are in float64 too, so that what differs by more than 1e-10 is a mistake.
+    """
+    with (
+        patch.object(torch, "float32", torch.float64),
+        patch.object(torch, "float", torch.float64),
+        patch.object(Tensor, "float", Tensor.double),
+    ):
+        yield
 
 
 def attention_bound(

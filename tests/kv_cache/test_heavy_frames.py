@@ -15,8 +15,16 @@ from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.heavy_frames import HeavyFrames
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
 from tests.lm.cache.stream_caches import DIM, HEADS, opened, rows, run_chunk, spec_of
+from tests.rounding import attention_bound, gamma
 from tests.thread_ranks import on_all_ranks, thread_ranks
 from tests.tiny_models import BLOCK, CONFIG, CPU, Rollout
+
+
+def mass_bound(q: Tensor, k: Tensor, want: Tensor, *, group_tokens: int) -> Tensor:
+    """Mass is what attention makes of values that say which group their key is in, summed up."""
+    groups = torch.eye(len(want)).repeat_interleave(group_tokens, 0)[None, :, None]
+    probabilities = attention_bound(q, k, groups.expand(*k.shape[:3], -1)).sum((0, 1, 2))
+    return probabilities + gamma(q[..., 0].numel(), torch.float32) * want
 
 
 @pytest.mark.parametrize("workspace_bytes", [mass.WORKSPACE_BYTES, 1])
@@ -28,8 +36,9 @@ def test_attention_mass_is_the_sum_of_the_probabilities(
     scores = torch.einsum("bthd,bkhd->bhtk", q.double(), k.double()) / 8**0.5
     want = scores.softmax(-1).unflatten(-1, (3, 4)).sum((0, 1, 2, 4))
     got = mass.mass_of_groups(q, k, group_tokens=4)
-    assert torch.allclose(got.double(), want, atol=1e-5)
-    assert abs(got.sum().item() - 2 * 5 * 3) < 1e-4
+    allowed = mass_bound(q, k, want, group_tokens=4)
+    assert ((got.double() - want).abs() <= allowed).all()
+    assert abs(got.double().sum() - 2 * 5 * 3) <= allowed.sum()
 
 
 def test_scores_are_the_mass_of_a_dense_sum_over_chunks_layers_heads_and_queries() -> None:
@@ -37,21 +46,28 @@ def test_scores_are_the_mass_of_a_dense_sum_over_chunks_layers_heads_and_queries
     policy, tokens = cache.policy, cache.spec.frame_tokens
     assert isinstance(policy, HeavyFrames)
     want: dict[int, float] = {}
+    allowed: dict[int, float] = {}
     for chunk in range(8):
         window = cache.window(start_frame=BLOCK * chunk, num_frames=BLOCK)
-        want |= dict.fromkeys(range(BLOCK * chunk, BLOCK * (chunk + 1)), 0.0)
+        for sums in (want, allowed):
+            sums |= dict.fromkeys(range(BLOCK * chunk, BLOCK * (chunk + 1)), 0.0)
         for layer in range(cache.spec.num_layers):
             q, k = (2 * rows(cache.spec, 1000 * a + 10 * chunk + layer) for a in (1, 2))
             shown, _ = cache.update(layer, window, k, k)
             cache.observe(layer, window, q, shown)
-            p = (torch.einsum("bthd,bkhd->bhtk", q, shown) / DIM**0.5).softmax(-1)
-            mass = p.unflatten(-1, (-1, tokens)).sum((0, 1, 2, 4)).tolist()
-            for frame, part in zip(window.frames_in_view, mass, strict=True):
-                want[frame] += part
+            q, shown = q.float(), shown.float()  # in which it is scored
+            scores = torch.einsum("bthd,bkhd->bhtk", q.double(), shown.double()) / DIM**0.5
+            mass = scores.softmax(-1).unflatten(-1, (-1, tokens)).sum((0, 1, 2, 4))
+            rounding = mass_bound(q, shown, mass, group_tokens=tokens)
+            for sums, parts in ((want, mass), (allowed, rounding)):
+                for frame, part in zip(window.frames_in_view, parts.tolist(), strict=True):
+                    sums[frame] += part
         cache.advance(window)
         want = {frame: want[frame] for frame in cache.frames_kept}
         got = policy.scores[list(policy.slots_kept)].tolist()
-        assert got == pytest.approx([want[frame] for frame in cache.frames_kept], rel=1e-5)
+        adding = gamma(cache.spec.num_layers * (chunk + 1), torch.float32)
+        for frame, score in zip(cache.frames_kept, got, strict=True):
+            assert abs(score - want[frame]) <= allowed[frame] + adding * want[frame]
     assert cache.counters.rows_evicted > 0
 
 

@@ -1,6 +1,7 @@
 """What the benchmark tells of states, index keys and domains is true, or would be told as false."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from scope_lab.kv_bench.states import (
 from scope_rt.lm.cache.domains import CacheDomains
 from scope_rt.lm.cache.state import StateCache
 from scope_rt.lm.models.mla import MLA, MLAForm
+from tests.rounding import FP64_CONTRACT
 
 SCALE = Scale(context=32, num_steps=1, rounds=1)
 KEY_BYTES = 32 * 4
@@ -95,10 +97,18 @@ def test_what_is_timed_as_a_recompute_builds_no_weights_and_expands_the_rows_it_
     assert timed == [decoded, decoded, decoded, (0, (True,))]
 
 
-def test_a_recompute_of_one_layer_gives_what_it_decoded() -> None:
-    layer, x = states.AttentionLayer(None, SCALE), torch.randn(1, SCALE.max_tokens, HIDDEN)
+def test_a_recompute_of_one_layer_gives_what_it_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = states._rows
+    monkeypatch.setattr(
+        states,
+        "_rows",
+        lambda row_format, scale: rows(replace(row_format, dtype=DType.FLOAT64), scale),
+    )
+    layer = states.AttentionLayer(None, SCALE)
+    layer._attend.double()
+    x = torch.randn(1, SCALE.max_tokens, HIDDEN, dtype=torch.float64)
     spans = [layer(part) for part in x.split([SCALE.context, 1], dim=1)]
-    torch.testing.assert_close(layer.anew(x), torch.cat(spans, dim=1), rtol=0, atol=1e-5)
+    assert (layer.anew(x) - torch.cat(spans, dim=1)).abs().max() <= FP64_CONTRACT
 
 
 def test_eight_domains_take_what_was_planned_and_nobody_changes_anothers() -> None:

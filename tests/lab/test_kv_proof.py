@@ -9,6 +9,7 @@ from torch import Tensor
 from scope_lab.kv_proof import VIDEO_BAR, AttentionProof, prove_on_attention, report
 from scope_lab.kv_proof_video import prove_on_video
 from scope_rt.lm.cache.contiguous import ContiguousCache
+from tests.rounding import dot_bound
 
 PROMPT_CONTEXT = [
     [0.4976, 0.9655, 0.7614],
@@ -54,8 +55,11 @@ def test_every_claim_holds_and_the_cache_grows_by_a_row_a_token(proof: Attention
     assert len(proof.claims) == 4
     assert [len(rows.keys) for rows in proof.cached] == [6, 7, 8, 9, 10]
     tokens, weights = torch.cat([proof.inputs_TC, proof.new_tokens_NC]), proof.weights
-    assert torch.allclose(proof.cached[-1].keys, tokens @ weights.keys)
-    assert torch.allclose(proof.cached[-1].values, tokens @ weights.values)
+    for rows, weight in (
+        (proof.cached[-1].keys, weights.keys),
+        (proof.cached[-1].values, weights.values),
+    ):
+        assert ((rows - tokens @ weight).abs() <= 2 * dot_bound(tokens, weight)).all()
 
 
 @pytest.mark.parametrize("plane", [0, 1], ids=["keys", "values"])

@@ -15,6 +15,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.rounding import in_float64
+
 VOCAB = 48
 COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -52,15 +54,18 @@ KINDS: dict[str, tuple[type[PreTrainedModel], Any]] = {
 }
 
 
-def tiny_lm(kind: str, *, attention: str = "eager", **changes: Any) -> Any:
-    """A seeded random model in float32; `changes` go into its configuration.
-
-    transformers' eager attention takes its softmax in float32 whatever the model is in.
-    """
+def tiny_lm(
+    kind: str, *, attention: str = "eager", dtype: torch.dtype = torch.float32, **changes: Any
+) -> Any:
+    """A seeded random model; `changes` go into its configuration. In float64 all of it is."""
     model_class, config = KINDS[kind]
     config = type(config)(**config.to_diff_dict() | changes)
     torch.manual_seed(11)
-    return model_class._from_config(config, attn_implementation=attention).eval()
+    model: Any = model_class._from_config(config, attn_implementation=attention).eval().to(dtype)
+    if dtype is torch.float64:  # which has no grouped matrix product for the experts
+        model.set_experts_implementation("eager")
+        model.base_model.forward = in_float64()(model.base_model.forward)
+    return model
 
 
 def prompt(length: int, *, batch: int = 1, seed: int = 0) -> torch.Tensor:

@@ -86,9 +86,7 @@ def bench(
     codec: CodecKind = CodecKind.IDENTITY,
     **changes: Any,
 ) -> Bench:
-    model = tiny_lm(kind, attention=attention, **changes).to(dtype)
-    if dtype is torch.float64:  # which has no grouped matrix product for the experts
-        model.set_experts_implementation("eager")
+    model = tiny_lm(kind, attention=attention, dtype=dtype, **changes)
     return Bench(model, model_rows(model, codec=codec))
 
 

@@ -11,6 +11,7 @@ from scope_rt.lm.eviction import install_kv_eviction, remove_kv_eviction, reset_
 from scope_rt.lm.eviction_layer import EvictingLayer
 from tests.lm.eviction_models import KINDS, prompt, tiny_lm
 from tests.lm.reference_h2o import ReferenceH2O
+from tests.rounding import FP64_CONTRACT
 
 SIZES: dict[str, Any] = {"budget": 3, "n_sink": 2, "n_recent": 3}
 CAPACITY = 8
@@ -105,20 +106,21 @@ def test_evicting_equals_a_full_cache_where_the_evicted_are_masked(
         num_groups=2 if per_head else 1,
         paddings=(0, padding),
     )
-    model = tiny_lm(kind)
+    model = tiny_lm(kind, dtype=torch.float64)
     reference.install(model)
     want = decode(model, ids, 12, mask=mask)
-    model, cache = tiny_lm(kind), DynamicCache()
+    model, cache = tiny_lm(kind, dtype=torch.float64), DynamicCache()
     install_kv_eviction(model, **SIZES, evict_every=evict_every, per_head=per_head)
     got = decode(model, ids, 12, cache=cache, mask=mask)
-    torch.testing.assert_close(got, want, rtol=0, atol=5e-5)
+    torch.testing.assert_close(got, want, rtol=0, atol=FP64_CONTRACT)
     for index, layer in enumerate(cache.layers):
         assert real_columns(layer) == reference.kept[index]
         masses = [
             [[mass[column] for column in columns] for mass, columns in zip(*pair, strict=True)]
             for pair in zip(reference.mass[index], reference.kept[index], strict=True)
         ]
-        torch.testing.assert_close(layer.rows.mass, torch.tensor(masses))
+        want_mass = torch.tensor(masses, dtype=torch.float64)
+        torch.testing.assert_close(layer.rows.mass, want_mass, rtol=0, atol=FP64_CONTRACT)
 
 
 def test_the_latent_and_the_rope_key_of_deepseek_lose_the_same_rows() -> None:
@@ -223,15 +225,15 @@ def test_reset_scores_lets_a_conversation_go_on_without_its_old_favourites() -> 
 
 
 def test_left_padding_changes_nothing_and_is_never_a_sink() -> None:
-    model = tiny_lm("qwen3")
+    model = tiny_lm("qwen3", dtype=torch.float64)
     install_kv_eviction(model, **SIZES)
     ids = prompt(14, batch=2)
     ids[1, :9] = 0  # five real tokens: fewer than the layer keeps
     padded = generated(model, ids, 10, attention_mask=(ids > 0).long())
     for row, length in ((0, 14), (1, 5)):
         alone = generated(model, ids[row : row + 1, -length:], 10)
-        got = torch.stack(padded.logits)[:, row]
-        torch.testing.assert_close(got, torch.stack(alone.logits)[:, 0], rtol=0, atol=5e-5)
+        got, want = torch.stack(padded.logits)[:, row], torch.stack(alone.logits)[:, 0]
+        torch.testing.assert_close(got, want, rtol=0, atol=FP64_CONTRACT)
     for layer in padded.past_key_values.layers:
         assert layer.positions[1, 0, :2].tolist() == [9, 10]
         assert layer.positions.min() == 0  # nine tokens later all padding has left
@@ -239,13 +241,13 @@ def test_left_padding_changes_nothing_and_is_never_a_sink() -> None:
 
 def test_a_hole_in_the_mask_is_as_if_its_token_had_never_been() -> None:
     """Rows and columns lie apart here, so a mask that is cut instead of looked up is wrong."""
-    model, ids = tiny_lm("llama"), prompt(9)
+    model, ids = tiny_lm("llama", dtype=torch.float64), prompt(9)
     mask = torch.ones_like(ids)
     mask[0, [3, 6]] = 0  # seven tokens and a hole stay after the prefill
     install_kv_eviction(model, **SIZES)
     got = decode(model, ids, 6, mask=mask)
     want = decode(model, ids[:, mask[0] > 0], 6)
-    torch.testing.assert_close(got, want, rtol=0, atol=5e-5)
+    torch.testing.assert_close(got, want, rtol=0, atol=FP64_CONTRACT)
 
 
 def test_beams_take_their_rows_and_scores_along() -> None:

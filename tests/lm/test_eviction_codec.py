@@ -12,6 +12,7 @@ from scope_rt.kv_cache.codec import CODECS, Identity
 from scope_rt.lm import eviction
 from scope_rt.lm.eviction import install_kv_eviction
 from tests.lm.eviction_models import GROUPED, prompt, tiny_lm
+from tests.rounding import FP64_CONTRACT
 
 SIZES: dict[str, Any] = {"budget": 3, "n_sink": 2, "n_recent": 3}
 CAPACITY = 8
@@ -29,8 +30,10 @@ class Lossy(Identity):
         return (self._codec.decode(self._codec.encode(x), x.dtype),)
 
 
-def model_with(codec: CodecKind, *, per_head: bool = False) -> Any:
-    model = tiny_lm("llama", head_dim=HEAD_DIM)
+def model_with(
+    codec: CodecKind, *, per_head: bool = False, dtype: torch.dtype = torch.float32
+) -> Any:
+    model = tiny_lm("llama", dtype=dtype, head_dim=HEAD_DIM)
     install_kv_eviction(model, **SIZES, codec=codec, per_head=per_head)
     return model
 
@@ -76,11 +79,11 @@ def test_what_is_stored_is_as_small_as_the_codec_says() -> None:
 def test_a_prefill_sees_its_rows_as_every_later_step_will() -> None:
     """So feeding tokens at once or one by one is the same computation, whatever the codec loses."""
     ids = prompt(7)  # nothing is evicted yet
-    model = model_with(CodecKind.INT4)
+    model = model_with(CodecKind.INT4, dtype=torch.float64)
     at_once = model(ids, past_key_values=DynamicCache()).logits[:, -1]
-    exact = tiny_lm("llama", head_dim=HEAD_DIM)(ids).logits[:, -1]
+    exact = tiny_lm("llama", dtype=torch.float64, head_dim=HEAD_DIM)(ids).logits[:, -1]
     cache = DynamicCache()
     for token in ids.split(1, dim=-1):
         one_by_one = model(token, past_key_values=cache).logits[:, -1]
-    torch.testing.assert_close(one_by_one, at_once, rtol=0, atol=1e-4)
+    torch.testing.assert_close(one_by_one, at_once, rtol=0, atol=FP64_CONTRACT)
     assert (at_once - exact).abs().max() > 1e-2

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 from scope_rt.lm.cache.paged import PagedCache
 from scope_rt.lm.model_cache import GenerateCache
 from tests.lm.paged_batch import BATCH, PROMPTS, Bench, bench, padded
+from tests.rounding import FP64_CONTRACT
 
 WIDTH = max(map(len, PROMPTS))
 IDS, MASK = padded(PROMPTS)
@@ -42,12 +43,12 @@ def test_generate_in_pieces_equals_a_dynamic_cache_in_the_same_pieces(
 
 @each_cache
 def test_a_first_piece_that_is_padding_in_every_sequence_changes_nothing(where: str) -> None:
-    it = bench("llama")
+    it = bench("llama", dtype=torch.float64)
     ids, mask = (torch.nn.functional.pad(columns, (5, 0)) for columns in (IDS, MASK))
     own = GenerateCache(empty(it, where), num_layers=2, attention_mask=mask)
     mine, theirs = (it.generate(its, ids, mask, new=NEW, piece=4) for its in (own, DynamicCache()))
     assert torch.equal(mine[0], theirs[0])
-    torch.testing.assert_close(mine[1], theirs[1])
+    torch.testing.assert_close(mine[1], theirs[1], rtol=0, atol=FP64_CONTRACT)
 
 
 def feed(it: Bench, cache: GenerateCache, ids: Tensor, end: int) -> Tensor:
@@ -85,7 +86,7 @@ def test_a_piece_that_failed_can_be_fed_again_or_in_smaller_ones(
         fail(text[:, start:], WIDTH + 3)
         piece = text[:, start:end]
         pair = (feed(it, cache, piece, end) for cache in (broken, whole))
-        torch.testing.assert_close(*pair, rtol=0, atol=1e-10)
+        torch.testing.assert_close(*pair, rtol=0, atol=FP64_CONTRACT)
     assert whole.num_columns == broken.num_columns == WIDTH + 3
     assert whole.cache.lengths == broken.cache.lengths == tuple(len(p) + 3 for p in PROMPTS)
 

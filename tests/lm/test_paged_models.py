@@ -24,6 +24,7 @@ from tests.lm.paged_batch import (
     padded,
     shared_batch,
 )
+from tests.rounding import FP64_CONTRACT
 
 each_model = pytest.mark.parametrize("kind", ["llama", "qwen3", "deepseek_v3"])
 STEPS = 7
@@ -61,7 +62,7 @@ def test_decoding_from_a_shared_prefix_equals_one_pass_over_the_whole_text(kind:
     for prompt, row in zip(PROMPTS, logits, strict=True):
         with torch.no_grad():
             whole = it.model(torch.tensor([prompt]), use_cache=False).logits[0, -1]
-        torch.testing.assert_close(row, whole, rtol=0, atol=1e-10)
+        torch.testing.assert_close(row, whole, rtol=0, atol=FP64_CONTRACT)
 
 
 @each_model
@@ -106,7 +107,7 @@ def test_generate_from_a_shared_prefix_equals_generate_from_copies_of_it(kind: s
 
 
 def test_deepseeks_cache_holds_the_latent_and_the_rope_key_of_all_heads() -> None:
-    it = bench("deepseek_v3")
+    it = bench("deepseek_v3", dtype=torch.float64)
     config = it.model.config
     names = [(plane.name, plane.heads, plane.dim) for plane in it.rows.row_format.planes]
     assert names == [("latent", 1, config.kv_lora_rank), ("rope_key", 1, config.qk_rope_head_dim)]
@@ -116,8 +117,9 @@ def test_deepseeks_cache_holds_the_latent_and_the_rope_key_of_all_heads() -> Non
     with torch.no_grad():
         it.model(torch.tensor([PROMPTS[0]]), past_key_values=theirs)
     latent, rope_key = cache.view(0)
-    torch.testing.assert_close(latent.transpose(1, 2), theirs.layers[0].keys)
-    torch.testing.assert_close(rope_key.transpose(1, 2), theirs.layers[0].values)
+    pairs = ((latent, theirs.layers[0].keys), (rope_key, theirs.layers[0].values))
+    for mine, want in pairs:
+        torch.testing.assert_close(mine.transpose(1, 2), want, rtol=0, atol=FP64_CONTRACT)
 
 
 def windowed() -> Bench:
@@ -143,7 +145,7 @@ def test_layers_with_a_window_decode_on_blocks_that_leave_it() -> None:
         with torch.no_grad():
             for text, row in zip(texts, logits, strict=True):
                 whole = it.model(torch.tensor([text]), use_cache=False).logits[0, -1]
-                torch.testing.assert_close(row, whole, rtol=0, atol=1e-10)
+                torch.testing.assert_close(row, whole, rtol=0, atol=FP64_CONTRACT)
         feeds = logits.argmax(-1)[:, None].tolist()
         texts = [[*text, *new] for text, new in zip(texts, feeds, strict=True)]
     assert store.counters.rows_evicted > 0
@@ -165,7 +167,7 @@ def test_a_step_sees_the_rows_that_were_kept_where_they_were_and_no_evicted_one(
     }
     with torch.no_grad():
         whole = it.model(torch.tensor([text]), attention_mask=masks, use_cache=False)
-    torch.testing.assert_close(logits[0], whole.logits[0, -1], rtol=0, atol=1e-10)
+    torch.testing.assert_close(logits[0], whole.logits[0, -1], rtol=0, atol=FP64_CONTRACT)
 
 
 def test_a_latent_model_is_refused_by_the_quantizer_before_anything_is_made() -> None:

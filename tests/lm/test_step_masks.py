@@ -12,6 +12,7 @@ from scope_rt.lm.cache.contiguous import ContiguousCache
 from scope_rt.lm.cache.paged import PagedCache
 from tests.lm.cache.waits import Waits
 from tests.lm.paged_batch import Bench, bench
+from tests.rounding import FP64_CONTRACT
 
 TEXT = list(range(1, 12))
 """The last one is fed after the eviction."""
@@ -99,13 +100,15 @@ def test_layers_of_one_kind_that_need_masks_of_their_own_are_refused(
 def test_layers_that_see_everything_may_keep_rows_of_other_positions() -> None:
     it, kept = full(), ([0, 3, 9], [4, 5, 6])
     logits = it.feed(filled(it, *([rows] for rows in kept)), [TEXT[-1:]])
-    torch.testing.assert_close(logits[0], whole(it, *kept), rtol=0, atol=1e-10)
+    torch.testing.assert_close(logits[0], whole(it, *kept), rtol=0, atol=FP64_CONTRACT)
 
 
 def test_layers_with_a_window_may_keep_rows_of_the_same_positions() -> None:
     it, kept = windowed(), [0, 3, 6, 9]
     logits = it.feed(filled(it, [kept], [kept]), [TEXT[-1:]])
-    torch.testing.assert_close(logits[0], whole(it, kept, kept, window=6), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        logits[0], whole(it, kept, kept, window=6), rtol=0, atol=FP64_CONTRACT
+    )
 
 
 def test_only_an_eviction_from_layers_with_a_window_makes_a_step_wait() -> None:
@@ -135,4 +138,6 @@ def test_a_step_that_failed_between_layers_can_be_taken_again(
         patched.setattr(it.model.model.layers[0].mlp, "forward", fail)
         it.feed(cache, [TEXT[-1:]])
     logits = it.feed(cache, [TEXT[-1:]])
-    torch.testing.assert_close(logits[0], whole(it, [0, 3, 9], [4, 5, 6]), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        logits[0], whole(it, [0, 3, 9], [4, 5, 6]), rtol=0, atol=FP64_CONTRACT
+    )

@@ -9,6 +9,7 @@ from torch import Tensor
 from scope_rt.attention.reference import DenseReference
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.rope import rotations
+from tests.rounding import FP64_CONTRACT
 from tests.tiny_models import BLOCK, CONFIG, GRID, STEPS, Rollout
 
 NUM_CHUNKS = 6
@@ -81,7 +82,7 @@ def test_cached_generation_equals_block_causal_full_attention(sink: int, window:
     rollout = Rollout(sink, window)
     cached = rollout.run(range(NUM_CHUNKS))
     for mine, full in zip(cached, full_rollout(rollout), strict=True):
-        assert (mine - full).abs().max() <= 1e-10
+        assert (mine - full).abs().max() <= FP64_CONTRACT
 
 
 def test_a_wrong_window_is_seen() -> None:

@@ -11,6 +11,7 @@ from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRID
 from scope_rt.attention.reference import DenseReference
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.rope import rotations
+from tests.rounding import FP64_CONTRACT
 from tests.tiny_models import BLOCK, CONFIG, GRID, STEPS, Rollout, envelope
 
 TOKENS = GRID[0] * GRID[1]
@@ -90,7 +91,7 @@ def test_a_rebuilt_cache_equals_block_causal_full_attention(num_context: int) ->
     history = torch.cat(rollout.run(range(3)), dim=1)
     context = history[:, -num_context:]
     want = full_chunk(rollout, context, 3)
-    assert (rebuilt_chunk(rollout, context, 3) - want).abs().max() <= 1e-10
+    assert (rebuilt_chunk(rollout, context, 3) - want).abs().max() <= FP64_CONTRACT
 
 
 def test_another_context_is_seen() -> None:
@@ -107,4 +108,4 @@ def test_chunks_after_a_rebuild_go_on_where_it_left_the_ring() -> None:
     again = Rollout(0, 12)
     again.run(range(2))
     rebuilt_chunk(again, torch.cat(chunks[:2], dim=1), 2)
-    assert (again.chunk(3) - chunks[3]).abs().max() <= 1e-10
+    assert (again.chunk(3) - chunks[3]).abs().max() <= FP64_CONTRACT

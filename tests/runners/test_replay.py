@@ -20,6 +20,7 @@ from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.recorded_stream import open_recording
 from scope_runners.replay import add_replay_arguments, run_replay
+from tests.rounding import TP_CONTRACT
 from tests.stream_logs import Story, opened, story, write
 from tests.tiny_folder import write_tiny_folder
 
@@ -266,7 +267,9 @@ def test_only_fp32_is_compared_across_tp_degrees(recording: Path, tmp_path: Path
         replay(path, "--plan", "pp0", "--tp", "2")
 
 
-@pytest.mark.parametrize(("plan", "tolerance"), [(("pp1", "1"), 0.0), (("tp_v1_1", "2"), 1e-4)])
+@pytest.mark.parametrize(
+    ("plan", "tolerance"), [(("pp1", "1"), 0.0), (("tp_v1_1", "2"), TP_CONTRACT)]
+)
 def test_another_plan_gives_equal_bits_and_another_degree_1e_4(
     recording: Path, plan: tuple[str, str], tolerance: float
 ) -> None:

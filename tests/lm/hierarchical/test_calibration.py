@@ -8,6 +8,7 @@ from scope_rt.lm.hierarchical.calibration import calibrate
 from scope_rt.lm.hierarchical.cost import CostModel
 from tests.lm.hierarchical.dense import worst_difference
 from tests.lm.hierarchical.small_context import MODEL, STRICT, TOKENS, editable
+from tests.rounding import FP64_CONTRACT
 
 
 def test_calibration_finds_the_quadratic_share_of_what_the_clock_shows() -> None:
@@ -22,7 +23,7 @@ def test_calibration_finds_the_quadratic_share_of_what_the_clock_shows() -> None
     assert made.cost is found
     assert found.quadratic_share(23) == pytest.approx(cost.quadratic_share(23))
     assert made.context.tokens.tolist() == TOKENS[:23]
-    assert worst_difference(MODEL, STRICT, made) < 1e-10
+    assert worst_difference(MODEL, STRICT, made) < FP64_CONTRACT
 
 
 def test_calibration_with_less_than_two_chunks_changes_nothing() -> None:

@@ -16,6 +16,7 @@ from tests.lm.hierarchical.small_context import (
     editable,
     model_raises_in_the_second_chunk,
 )
+from tests.rounding import FP64_CONTRACT
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_touched() -> None:
@@ -86,7 +87,7 @@ def test_when_the_model_raises_the_context_is_the_old_one_and_its_rows_come_back
     assert torch.equal(made.last_leaf, last_leaf)
     made.load(context)
     assert made.cache.digest() == before
-    assert worst_difference(MODEL, hierarchy, made) < 1e-10
+    assert worst_difference(MODEL, hierarchy, made) < FP64_CONTRACT
 
 
 def test_chunks_that_cut_a_near_causal_group_are_refused() -> None:

@@ -13,6 +13,7 @@ from tests.lm.hierarchical.small_context import (
     editable,
     model_raises_in_the_second_chunk,
 )
+from tests.rounding import FP64_CONTRACT
 
 
 def test_undo_takes_the_old_blocks_back() -> None:
@@ -28,7 +29,7 @@ def test_undo_takes_the_old_blocks_back() -> None:
     redone = made.edit([Collapse(8)])
     assert redone.reused_leaves == 12
     assert made.cache.counters.prefix_hits == made.counters.reused_leaves == 24
-    assert worst_difference(MODEL, STRICT, made) < 1e-10
+    assert worst_difference(MODEL, STRICT, made) < FP64_CONTRACT
 
 
 def test_an_undo_off_the_block_grid_counts_the_leaves_that_it_saved() -> None:
@@ -40,7 +41,7 @@ def test_an_undo_off_the_block_grid_counts_the_leaves_that_it_saved() -> None:
     assert undone.reused_leaves == 14  # 6, 7 and blocks 8..11, 12..15, 16..19
     assert made.cache.counters.prefix_hits == made.counters.reused_leaves == 14
     assert made.counters.computed_leaves - computed == undone.computed_leaves == 4
-    assert worst_difference(MODEL, STRICT, made) < 1e-10
+    assert worst_difference(MODEL, STRICT, made) < FP64_CONTRACT
 
 
 def block_bytes() -> int:
@@ -86,7 +87,7 @@ def test_a_discarded_speculation_leaves_no_trace() -> None:
     assert made.context.num_leaves == len(TOKENS)
     assert torch.equal(made.last_leaf, last)
     made.append([1])
-    assert worst_difference(MODEL, STRICT, made) < 1e-10
+    assert worst_difference(MODEL, STRICT, made) < FP64_CONTRACT
 
 
 def test_beside_undo_the_prefix_always_stays_and_the_prediction_knows_what_is_held() -> None:
@@ -98,7 +99,7 @@ def test_beside_undo_the_prefix_always_stays_and_the_prediction_knows_what_is_he
     assert undone.predicted_gain == pytest.approx(24 / 4)
     assert (undone.full_recompute, undone.computed_leaves, undone.reused_leaves) == (False, 4, 16)
     assert made.counters.full_recomputes == 0
-    assert worst_difference(MODEL, STRICT, made) < 1e-10
+    assert worst_difference(MODEL, STRICT, made) < FP64_CONTRACT
 
 
 def test_undo_keeps_no_row_from_behind_the_end_of_the_cache() -> None:
@@ -108,7 +109,7 @@ def test_undo_keeps_no_row_from_behind_the_end_of_the_cache() -> None:
     assert made.cache.num_leaves == 12 < made.context.num_leaves
     made.load(WorkingContext.of(TOKENS[:12], group=2))
     assert made.append(TOKENS[12:]).reused_leaves == 4
-    assert worst_difference(MODEL, STRICT, made) < 1e-10
+    assert worst_difference(MODEL, STRICT, made) < FP64_CONTRACT
 
 
 def test_a_cleared_context_is_in_no_speculative_span() -> None:

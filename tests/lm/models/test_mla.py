@@ -12,6 +12,7 @@ from scope_rt.lm.cache.indexer import mask_of
 from scope_rt.lm.cache.layer_map import AttnLayerMap
 from scope_rt.lm.models.lightning_indexer import IndexerConfig, LightningIndexer
 from scope_rt.lm.models.mla import MLA, MLAConfig, MLAForm
+from tests.rounding import FP64_CONTRACT, in_float64
 
 SIZES = MLAConfig(
     hidden_size=48,
@@ -83,7 +84,7 @@ def test_absorbed_decode_equals_expand_then_attend() -> None:
     whole, _ = run(mla, x, [TOKENS], MLAForm.EXPANDED)
     for spans in ([TOKENS], [4, 1, 3, 1], [1] * TOKENS):
         decoded, _ = run(mla, x, spans, MLAForm.ABSORBED)
-        assert (decoded - whole).abs().max() <= 1e-10
+        assert (decoded - whole).abs().max() <= FP64_CONTRACT
     assert (decoded - whole).abs().max() > 0, "two forms, not one"
 
 
@@ -93,13 +94,13 @@ def test_absorbed_decode_equals_transformers_deepseek_attention() -> None:
     theirs = modeling.DeepseekV3Attention(config, layer_idx=0).double()
     mine, x = layer(), hidden()
     mine.load_state_dict(theirs.state_dict())
-    angles = modeling.DeepseekV3RotaryEmbedding(config)
     positions = torch.arange(TOKENS)[None]
     causal = torch.full((TOKENS, TOKENS), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-    with torch.no_grad():
+    with torch.no_grad(), in_float64():
+        angles = modeling.DeepseekV3RotaryEmbedding(config)
         want, _ = theirs(x, angles(x, positions), causal)
     got, _ = run(mine, x, [4, 1, 1, 3], MLAForm.ABSORBED)
-    assert (got - want).abs().max() <= 1e-6  # its angles are float32
+    assert (got - want).abs().max() <= FP64_CONTRACT
 
 
 class OnLatents(torch.nn.Module):
@@ -127,9 +128,10 @@ def test_a_whole_deepseek_model_decodes_on_its_latents() -> None:
         first_k_dense_replace=3,
     )
     torch.manual_seed(3)
-    model = modeling.DeepseekV3ForCausalLM(config).double().requires_grad_(False).eval()
-    tokens = torch.randint(40, (BATCH, TOKENS))
-    want = model(tokens, use_cache=False).logits
+    with in_float64():
+        model = modeling.DeepseekV3ForCausalLM(config).double().requires_grad_(False).eval()
+        tokens = torch.randint(40, (BATCH, TOKENS))
+        want = model(tokens, use_cache=False).logits
     cache = latent_cache(num_layers=3)
     for index, decoder in enumerate(model.model.layers):
         mla = layer()
@@ -139,9 +141,10 @@ def test_a_whole_deepseek_model_decodes_on_its_latents() -> None:
     for part in tokens.split([4, 1, 1, 3], dim=1):
         where = torch.arange(cache.lengths[0], cache.lengths[0] + part.shape[1])[None]
         cache.extend([part.shape[1]] * BATCH)
-        logits.append(model(part, position_ids=where, use_cache=False).logits)
+        with in_float64():
+            logits.append(model(part, position_ids=where, use_cache=False).logits)
         cache.advance()
-    assert (torch.cat(logits, 1) - want).abs().max() <= 1e-6 * want.abs().max()
+    assert (torch.cat(logits, 1) - want).abs().max() <= FP64_CONTRACT
     assert cache.counters.rows_written == BATCH * TOKENS * 3
 
 
@@ -159,7 +162,7 @@ def test_every_rank_holds_the_whole_latent_and_a_share_of_the_heads() -> None:
         total += out
         assert own.digest() == cache.digest()
         assert own.num_bytes == cache.num_bytes
-    assert (total - want).abs().max() <= 1e-12
+    assert (total - want).abs().max() <= FP64_CONTRACT
     assert SIZES.row_format(DType.FLOAT64).shard(2) == SIZES.row_format(DType.FLOAT64)
 
 
@@ -176,7 +179,7 @@ def test_ragged_sequences_decode_as_each_alone() -> None:
         for sequence, count in enumerate(counts):
             start = cache.lengths[sequence]
             want = whole[sequence, start : start + count]
-            assert torch.allclose(out[sequence, :count], want, rtol=0, atol=1e-10)
+            assert torch.allclose(out[sequence, :count], want, rtol=0, atol=FP64_CONTRACT)
         cache.advance()
 
 
@@ -270,7 +273,7 @@ def sparse(top_k: int, spans: list[int]) -> tuple[Tensor, ContiguousCache]:
 def test_an_index_of_all_rows_is_dense_attention(top_k: int) -> None:
     dense, _ = run(layer(), hidden(), [TOKENS], MLAForm.ABSORBED)
     got, keys = sparse(top_k, [4, 1, 4])
-    assert (got - dense).abs().max() <= 1e-12
+    assert (got - dense).abs().max() <= FP64_CONTRACT
     assert keys.num_bytes == BATCH * TOKENS * 12 * 8, "a small cache of its own"
 
 
@@ -278,7 +281,7 @@ def test_an_index_of_few_rows_decodes_as_it_prefills_and_differs_from_dense() ->
     dense, _ = run(layer(), hidden(), [TOKENS], MLAForm.ABSORBED)
     whole, _ = sparse(3, [TOKENS])
     stepped, _ = sparse(3, [4, 1, 1, 3])
-    assert (stepped - whole).abs().max() <= 1e-12
+    assert (stepped - whole).abs().max() <= FP64_CONTRACT
     assert (whole - dense).abs().max() > 1e-3
 
 

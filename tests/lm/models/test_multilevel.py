@@ -1,10 +1,13 @@
 """The multi-level model alone: causality, pooling and positions."""
 
+import math
+
 import torch
 
 from scope_rt.lm.hierarchical.context import Collapse, Replace, WorkingContext
 from scope_rt.lm.hierarchical.hierarchy import Hierarchy
 from tests.lm.hierarchical.dense import dense, small_model
+from tests.rounding import gamma
 
 MODEL = small_model()
 STRICT = Hierarchy(group=2, windows=(4, 2, None))
@@ -21,7 +24,7 @@ def first_difference(hierarchy: Hierarchy, change: int) -> int:
     """The first leaf that differs when the token at `change` is another."""
     before = WorkingContext.of(TOKENS, group=2)
     after = before.edited([Replace(change, (0,))])
-    moved = (outputs(hierarchy, before) - outputs(hierarchy, after)).abs().amax(1) > 1e-12
+    moved = (outputs(hierarchy, before) - outputs(hierarchy, after)).abs().amax(1) > 0
     return int(moved.nonzero()[0])
 
 
@@ -42,7 +45,7 @@ def test_a_leaf_hears_of_leaves_outside_its_window_through_summaries() -> None:
     for hierarchy in (windowed, forgetful):
         difference = outputs(hierarchy, before)[-1] - outputs(hierarchy, after)[-1]
         changes.append(float(difference.abs().max()))
-    assert changes[0] > 1e-9
+    assert changes[0] > 0
     assert changes[1] == 0
 
 
@@ -57,7 +60,9 @@ def test_a_gist_leaf_enters_as_the_pooled_inputs_of_its_tokens() -> None:
 def test_a_wider_node_turns_as_its_centre_and_blurs_what_is_fast() -> None:
     context = WorkingContext.of(range(9), group=3)
     token, pair = MODEL._rotations(context, (range(4, 5), range(1, 2)))
-    torch.testing.assert_close(token.abs(), torch.ones_like(token.abs()))
-    torch.testing.assert_close(pair.angle(), token.angle())  # tokens 3, 4, 5 around token 4
+    rounding = gamma(8, torch.float64)
+    assert (token.abs() - 1).abs().max() <= rounding
+    # tokens 3, 4, 5 around token 4
+    assert (pair.angle() - token.angle()).abs().max() <= rounding * math.pi
     assert (pair.abs() < 1).all()
     assert pair.abs()[0, 0] < pair.abs()[0, -1]
