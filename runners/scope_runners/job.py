@@ -22,7 +22,7 @@ from scope_rt.models.shards import check_degree
 from scope_rt.output_file import claim
 from scope_rt.session import ScheduledEvent
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.text.words import WordTextEncoder
+from scope_rt.text.encoder import TextEncoder
 from scope_rt.video.writer import check_recordable
 from scope_runners.request import StreamRequest
 
@@ -226,7 +226,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _check_prompts(request: StreamRequest, text_encoder: WordTextEncoder) -> None:
+def _check_prompts(request: StreamRequest, text_encoder: TextEncoder) -> None:
     for flag, prompt in _prompts(request):
         try:
             text_encoder([prompt])

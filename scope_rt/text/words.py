@@ -177,6 +177,10 @@ class WordTextEncoder(nn.Module):
         self.words = nn.Embedding(len(WORDS), text_dim)
         self.words.requires_grad_(False)
 
+    @property
+    def text_dim(self) -> int:
+        return self.words.embedding_dim
+
     @classmethod
     def from_seed(cls, seed: int, *, text_len: int = 6, text_dim: int = 64) -> Self:
         """Draw orthogonal word vectors; every number is exact in half precision."""
@@ -216,7 +220,7 @@ class WordTextEncoder(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             "_class_name": type(self).__name__,
-            "text_dim": self.words.embedding_dim,
+            "text_dim": self.text_dim,
             "text_len": self.text_len,
             "words": list(WORDS),
         }
@@ -240,7 +244,7 @@ class WordTextEncoder(nn.Module):
         slots: list[tuple[str, ...]] = [(thing.colour, thing.shape) for thing in scene.objects]
         slots += [(NO_OBJECT,)] * (MAX_OBJECTS - len(slots))
         slots += [(scene.speed,), (scene.background,)]
-        embedded = self.words.weight.new_zeros(self.text_len, self.words.embedding_dim)
+        embedded = self.words.weight.new_zeros(self.text_len, self.text_dim)
         for row, words in enumerate(slots):
             embedded[row] = self.words.weight[[WORDS.index(word) for word in words]].sum(0)
         return embedded

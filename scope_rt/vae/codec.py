@@ -4,6 +4,7 @@ Chunked use equals whole use: feeding a video in pieces gives the same bits as f
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -41,11 +42,24 @@ class StreamingEncoder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSizes:
+    """What every rank must know of a codec that only some load; named as in `VideoCodec`."""
+
+    latent_channels: int
+    spatial_stride: int
+    temporal_stride: int
+    first_latent_frames: int
+    decoder_context_frames: int
+
+
 class VideoCodec(Protocol):
     """A video autoencoder that works in a stream."""
 
     @property
-    def latent_channels(self) -> int: ...
+    def latent_channels(self) -> int:
+        """Numbers per latent cell."""
+        ...
 
     @property
     def spatial_stride(self) -> int:
@@ -60,6 +74,18 @@ class VideoCodec(Protocol):
     @property
     def first_latent_frames(self) -> int:
         """Frames of an epoch's first latent frame: 1 for Wan, 4 for the embedded codec."""
+        ...
+
+    @property
+    def decoder_context_frames(self) -> int:
+        """Latent frames before a latent frame on which its pictures depend.
+
+        A decoder after `reset`, given latents i - n .. i - 1 of an epoch (fewer where there are
+        fewer) for n = `decoder_context_frames`, decodes latent i to the same bits as one that was
+        given all from 0 on. It is counted from latent i backwards, over all layers: a causal
+        convolution over k latent frames adds k - 1. 0 for a decoder without memory, 1 for the
+        embedded codec.
+        """
         ...
 
     def streaming_decoder(self) -> StreamingDecoder: ...

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from scope_contracts.errors import UserInputError
+from scope_rt.vae.codec import CodecSizes
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 FRAMES, STRIDE = 4, 8
@@ -79,6 +80,7 @@ class TinyVideoCodec(nn.Module):
     spatial_stride = STRIDE
     temporal_stride = FRAMES
     first_latent_frames = FRAMES
+    decoder_context_frames = 1
 
     def __init__(self, config: TinyCodecConfig) -> None:
         super().__init__()
@@ -128,6 +130,27 @@ class TinyVideoCodec(nn.Module):
         return TinyStreamingEncoder(self)
 
     @classmethod
+    def sizes(cls, folder: Path) -> CodecSizes:
+        """What `from_pretrained` would give, from `folder/config.json` alone.
+
+        Raises:
+            UserInputError: the file is not one that `save_pretrained` wrote.
+        """
+        try:
+            config = _read_config(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserInputError(
+                f"cannot load a codec from {folder}: {str(error)[:200]!r}; point to a model folder"
+            ) from error
+        return CodecSizes(
+            latent_channels=config.latent_channels,
+            spatial_stride=cls.spatial_stride,
+            temporal_stride=cls.temporal_stride,
+            first_latent_frames=cls.first_latent_frames,
+            decoder_context_frames=cls.decoder_context_frames,
+        )
+
+    @classmethod
     def from_pretrained(cls, folder: Path) -> Self:
         """Load `folder/config.json` and its weights, ready for use in fp32.
 
@@ -135,12 +158,10 @@ class TinyVideoCodec(nn.Module):
             UserInputError: the folder is not one that `save_pretrained` wrote.
         """
         try:
-            raw = json.loads((folder / "config.json").read_text())
-            names = [field.name for field in fields(TinyCodecConfig)]
-            codec = cls(TinyCodecConfig(**{name: raw[name] for name in names}))
+            codec = cls(_read_config(folder))
             weights = load_file(folder / WEIGHTS_NAME)
             codec.load_state_dict({name: weight.float() for name, weight in weights.items()})
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             raise UserInputError(
                 f"cannot load a codec from {folder}: {str(error)[:200]!r}; point to a model folder"
             ) from error
@@ -157,6 +178,11 @@ class TinyVideoCodec(nn.Module):
         partial = folder / f"{WEIGHTS_NAME}.partial"
         save_file(halves, partial)
         partial.replace(folder / WEIGHTS_NAME)
+
+
+def _read_config(folder: Path) -> TinyCodecConfig:
+    raw = json.loads((folder / "config.json").read_text())
+    return TinyCodecConfig(**{field.name: raw[field.name] for field in fields(TinyCodecConfig)})
 
 
 class TinyStreamingDecoder:

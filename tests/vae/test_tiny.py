@@ -47,6 +47,28 @@ def test_decode_with_the_previous_latent_equals_whole_decode_exactly(
     assert not torch.equal(codec.decode(latents_BFCHW[:, 3:]), rest)
 
 
+def decode_from(
+    codec: VideoCodec, latents_BFCHW: torch.Tensor, start: int, *, context_frames: int
+) -> torch.Tensor:
+    """What a new decoder shows from latent `start` on, given only `context_frames` before it."""
+    decoder = codec.streaming_decoder()
+    if context := min(start, context_frames):
+        decoder.decode(latents_BFCHW[:, start - context : start])
+    return decoder.decode(latents_BFCHW[:, start:])
+
+
+def test_the_stated_context_makes_a_decoder_that_never_saw_the_rest(
+    codec: TinyVideoCodec, latents_BFCHW: torch.Tensor
+) -> None:
+    whole, context = codec.streaming_decoder().decode(latents_BFCHW), codec.decoder_context_frames
+    for start in range(latents_BFCHW.shape[1]):
+        seen = decode_from(codec, latents_BFCHW, start, context_frames=context)
+        assert torch.equal(seen, whole[:, codec.temporal_stride * start :]), start
+        if start:
+            seen = decode_from(codec, latents_BFCHW, start, context_frames=context - 1)
+            assert not torch.equal(seen, whole[:, codec.temporal_stride * start :]), "too much"
+
+
 def test_reset_forgets_the_past(codec: TinyVideoCodec, latents_BFCHW: torch.Tensor) -> None:
     decoder = codec.streaming_decoder()
     first = decoder.decode(latents_BFCHW)
