@@ -23,7 +23,7 @@ from scope_rt.models.past import Past, own_past
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
 from scope_rt.tensors import NAMES
-from scope_rt.text.words import WordTextEncoder
+from scope_rt.text.encoder import TextEncoder
 from scope_rt.vae.codec import VideoCodec
 
 
@@ -37,7 +37,7 @@ class StreamSetup:
     geometry: ChunkGeometry
     cache_spec: KVCacheSpec
     codec: VideoCodec
-    text_encoder: WordTextEncoder
+    text_encoder: TextEncoder
 
     @classmethod
     def of(
@@ -67,7 +67,7 @@ class StreamSetup:
         cache = CacheChoice.named(kv_cache or config.kv_cache or CacheKind.RING)
         recipe.check_cache(cache)
         codec, text_encoder = folder.codec(), folder.text_encoder()
-        geometry = folder.geometry(codec=codec, text=text_encoder, dtype=dtype)
+        geometry = folder.geometry(dtype=dtype)
         height = recipe.default_height if height is None else height
         width = recipe.default_width if width is None else width
         _check_size(height=height, width=width, multiple=geometry.pixel_multiple)

@@ -164,7 +164,7 @@ class Bench:
     def _generation(self) -> tuple[Controller, Conditioning]:
         """A controller whose chunks are never decoded."""
         text, recipe = self._model.text_encoder(), self.recipe
-        geometry = self._model.geometry(codec=self._codec, text=text, dtype=torch.float32)
+        geometry = self._model.geometry(dtype=torch.float32)
         setup = RankSetup(
             model=self._model,
             topology=Topology(plan_id=PlanId.SINGLE, tp_degree=1),

@@ -82,9 +82,7 @@ class SteadyChunk:
             answer=answer,
             lifecycle=_before(envelope, model.recipe.frames_per_block),
             indices=indices,
-            geometry=model.geometry(
-                codec=model.codec(), text=model.text_encoder(), dtype=torch.float32
-            ),
+            geometry=model.geometry(dtype=torch.float32),
             state=_saved_state(model, opened, arrived),
         )
 

@@ -90,7 +90,7 @@ class RankSetup:
             dtype=NAMES[self.dtype],
             torch_version=str(torch.__version__),
             package_version=__version__,
-            model_fingerprint=self.model.fingerprint(),
+            model_fingerprint=self.model.fingerprint(self.dtype),
             world_layout=f"{plan} tp={self.topology.tp_degree} {self.height}x{self.width}",
         )
 

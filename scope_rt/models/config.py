@@ -37,8 +37,10 @@ class CausalWanConfig:
         path = folder / "config.json"
         try:
             raw = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserInputError(f"cannot read {path}: {error}; point to a model folder") from error
+        if not isinstance(raw, dict):
+            raise UserInputError(f"{path} is no JSON object; point to a model folder")
         required = {
             "patch_size": [1, 2, 2],
             "cross_attn_norm": True,
@@ -53,6 +55,12 @@ class CausalWanConfig:
         missing = [name for name in names if name not in raw and name != "eps"]
         if missing:
             raise UserInputError(f"{path} lacks {', '.join(missing)}; is this a Wan transformer?")
+        for name in filter(raw.__contains__, names):
+            kinds, want = (
+                ((int, float), "a number") if name == "eps" else ((int,), "a whole number")
+            )
+            if type(raw[name]) not in kinds or not 0 < raw[name] < float("inf"):
+                raise UserInputError(f"{path}: {name} is {raw[name]!r}, want {want} above 0")
         return cls(**{name: raw[name] for name in names if name in raw})
 
     def to_json(self) -> str:

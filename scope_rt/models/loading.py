@@ -7,42 +7,33 @@
 Only this file decides which class a folder's parts become.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import UserInputError, mismatch
 from scope_contracts.geometry import ChunkGeometry
 from scope_rt.collectives import Collectives
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
-from scope_rt.models.fingerprint import checksum
-from scope_rt.models.original_names import to_diffusers
+from scope_rt.models.content_cache import ContentCache
+from scope_rt.models.folder_contents import FolderContents
 from scope_rt.models.recipe import Recipe
-from scope_rt.models.shards import check_degree, shard
+from scope_rt.models.registry import CODECS, TEXT_ENCODERS
+from scope_rt.models.shards import check_degree, cut_of, shard
+from scope_rt.models.weight_files import TensorReader, WeightFiles
 from scope_rt.tensors import NAMES
-from scope_rt.text.words import WordTextEncoder
-from scope_rt.vae.codec import VideoCodec
-from scope_rt.vae.tiny import TinyVideoCodec
+from scope_rt.text.encoder import TextEncoder, TextSizes
+from scope_rt.vae.codec import CodecSizes, VideoCodec
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 EMBEDDED = "tiny"
-P = TypeVar("P")
-CODECS: dict[str, Callable[[Path], VideoCodec]] = {
-    TinyVideoCodec.__name__: TinyVideoCodec.from_pretrained,
-}
-TEXT_ENCODERS: dict[str, Callable[[Path], WordTextEncoder]] = {
-    WordTextEncoder.__name__: WordTextEncoder.from_pretrained,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +43,8 @@ class ModelFolder:
     path: Path
     recipe: Recipe
     config: CausalWanConfig
+    weights: WeightFiles
+    contents: FolderContents
 
     @classmethod
     def open(cls, model: str | Path) -> Self:
@@ -67,76 +60,98 @@ class ModelFolder:
                 f"the embedded model"
             )
         config = CausalWanConfig.from_folder(path / "transformer")
-        _check_weights(path / "transformer", config)
-        return cls(path=path, recipe=Recipe.from_folder(path), config=config)
+        weights = WeightFiles.open(path / "transformer")
+        _check_weights(path / "transformer", weights, config)
+        return cls(
+            path=path,
+            recipe=Recipe.from_folder(path),
+            config=config,
+            weights=weights,
+            contents=FolderContents(path, weights, cache=ContentCache.of(path)),
+        )
 
-    def fingerprint(self) -> str:
-        """SHA-256 over all files of the folder, so that ranks can tell they hold the same model."""
-        digest = hashlib.sha256()
-        for file in sorted(self.path.rglob("*")):
-            if file.suffix in (".json", ".safetensors"):
-                digest.update(file.relative_to(self.path).as_posix().encode())
-                with file.open("rb") as opened:
-                    digest.update(hashlib.file_digest(opened, "sha256").digest())
-        return digest.hexdigest()
+    def fingerprint(self, dtype: torch.dtype | None = None) -> str:
+        """SHA-256 over all files of the folder, so that ranks can tell they hold the same model.
+
+        The first call on a machine reads the folder; later ones look at sizes and times only (see
+        `folder_contents`). With the `dtype` of use, that read gives `checksums` as well.
+        """
+        return self.contents.fingerprint(dtype)
+
+    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
+        """The checksum of every whole weight, in the dtype of use; kept as `fingerprint` is."""
+        return self.contents.checksums(dtype)
 
     def transformer(
         self, group: Collectives, *, dtype: torch.dtype, device: torch.device
     ) -> CausalWanModel:
-        """This rank's slices of the DiT, ready for inference."""
-        return build_transformer(self.config, self._weights(), group, dtype=dtype, device=device)
+        """This rank's slices of the DiT, ready for inference.
 
-    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
-        """The checksum of every whole weight, in the dtype of use."""
-        return {name: checksum(weight.to(dtype)) for name, weight in self._weights().items()}
+        Reads the bytes of those slices and no others, each once; beside them the host holds one
+        slice at a time.
+
+        Raises:
+            UserInputError: the heads do not divide, or a file cannot be read.
+        """
+        check_degree(self.config, group.size)
+        slices = {}
+        for path, tensors in self.weights.by_file():
+            with TensorReader(path) as reader:
+                for name, tensor in tensors:
+                    part = reader.read(tensor, cut_of(name, group))
+                    slices[name] = part.to(device, dtype)
+        return _with_slices(self.config, slices, group)
 
     def codec(self) -> VideoCodec:
-        return _part(self.path / "vae", CODECS)
+        """Load the codec, for ranks that decode. Raises UserInputError."""
+        return CODECS.load(self.path / "vae")
 
-    def text_encoder(self) -> WordTextEncoder:
-        return _part(self.path / "text_encoder", TEXT_ENCODERS)
+    def codec_sizes(self) -> CodecSizes:
+        """What the codec will be, from its configuration alone. Raises UserInputError."""
+        return CODECS.sizes(self.path / "vae")
 
-    def geometry(
-        self, *, codec: VideoCodec, text: WordTextEncoder, dtype: torch.dtype
-    ) -> ChunkGeometry:
-        """The shape of every tensor of a chunk of this model."""
+    def text_encoder(self) -> TextEncoder:
+        """Load the text encoder, for rank0. Raises UserInputError."""
+        return TEXT_ENCODERS.load(self.path / "text_encoder")
+
+    def text_sizes(self) -> TextSizes:
+        """What the text encoder will be, from its configuration alone. Raises UserInputError."""
+        return TEXT_ENCODERS.sizes(self.path / "text_encoder")
+
+    def geometry(self, *, dtype: torch.dtype) -> ChunkGeometry:
+        """The shape of every tensor of a chunk of this model; no weights are loaded.
+
+        Raises:
+            UserInputError: codec or text encoder do not fit the transformer.
+        """
+        codec, text, config = self.codec_sizes(), self.text_sizes(), self.config
+        for name, got, want in (
+            ("vae: latent_channels", codec.latent_channels, config.in_channels),
+            ("text_encoder: text_dim", text.text_dim, config.text_dim),
+        ):
+            if got != want:
+                fix = "bring the parts of one model together"
+                raise UserInputError(mismatch(f"{self.path}: {name}", got=got, want=want, fix=fix))
         return ChunkGeometry(
-            latent_channels=self.config.in_channels,
+            latent_channels=config.in_channels,
             frames_per_block=self.recipe.frames_per_block,
             spatial_stride=codec.spatial_stride,
             text_len=text.text_len,
-            text_dim=self.config.text_dim,
+            text_dim=config.text_dim,
             dtype=NAMES[dtype],
             context_frames=self.recipe.context_frames,
         )
 
-    def _weights(self) -> dict[str, Tensor]:
-        """All weights of the transformer, from one file or several, under diffusers' names."""
-        weights: dict[str, Tensor] = {}
-        for path in sorted((self.path / "transformer").glob("*.safetensors")):
-            weights |= load_file(path)
-        return to_diffusers(weights)
 
-
-def _check_weights(folder: Path, config: CausalWanConfig) -> None:
-    """Compare names and shapes on disk with what `config` needs; reads headers only.
+def _check_weights(folder: Path, weights: WeightFiles, config: CausalWanConfig) -> None:
+    """Compare names and shapes on disk with what `config` needs.
 
     Raises:
-        UserInputError: no file, an unreadable file, or weights of another model.
+        UserInputError: the weights are another model's.
     """
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise UserInputError(f"{folder} has no .safetensors file; copy the weights there")
-    shapes: dict[str, list[int]] = {}
-    for path in paths:
-        try:
-            with safe_open(path, "pt") as file:
-                shapes |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise UserInputError(f"cannot read {path}: {error}; copy the file again") from error
     with torch.device("meta"):
-        needed = {name: list(p.shape) for name, p in CausalWanModel(config).named_parameters()}
-    have = to_diffusers(shapes)
+        needed = {name: tuple(p.shape) for name, p in CausalWanModel(config).named_parameters()}
+    have = {name: tensor.shape for name, tensor in weights.tensors.items()}
     wrong = sorted(name for name in needed | have if needed.get(name) != have.get(name))
     if wrong:
         raise UserInputError(
@@ -164,9 +179,16 @@ def build_transformer(
         UserInputError: the heads do not divide, or the weights are not this config's.
     """
     check_degree(config, group.size)
+    slices = {name: w.to(device, dtype) for name, w in shard(weights, group).items()}
+    return _with_slices(config, slices, group)
+
+
+def _with_slices(
+    config: CausalWanConfig, slices: Mapping[str, Tensor], group: Collectives
+) -> CausalWanModel:
+    """The model whose parameters are these very tensors."""
     with torch.device("meta"):
         model = CausalWanModel(config, group)
-    slices = {name: w.to(device, dtype) for name, w in shard(weights, group).items()}
     try:
         model.load_state_dict(slices, assign=True)
     except RuntimeError as error:
@@ -183,16 +205,3 @@ def save_transformer(config: CausalWanConfig, weights: Mapping[str, Tensor], fol
     partial = folder / f"{WEIGHTS_NAME}.partial"
     save_file(halves, partial)
     partial.replace(folder / WEIGHTS_NAME)
-
-
-def _part(folder: Path, classes: Mapping[str, Callable[[Path], P]]) -> P:
-    """Load the part of a model whose class `folder/config.json` names."""
-    path = folder / "config.json"
-    try:
-        name = json.loads(path.read_text())["_class_name"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserInputError(f"cannot read {path}: {error!r}; point to a model folder") from error
-    if name not in classes:
-        choices = ", ".join(classes)
-        raise UserInputError(f"{path}: no loader for class {name!r}; supported: {choices}")
-    return classes[name](folder)

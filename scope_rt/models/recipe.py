@@ -1,11 +1,13 @@
 """A checkpoint family is a value: how a model is sampled and how its cache is kept up."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from scope_contracts.cache_spec import CacheChoice, CacheKind
 from scope_contracts.errors import UserInputError
@@ -95,28 +97,31 @@ class Recipe:
         path = folder / RECIPE_NAME
         try:
             raw = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UserInputError(f"cannot read {path}: {error}; point to a model folder") from error
         names = {field.name for field in fields(cls)}
+        if not isinstance(raw, dict):
+            raise UserInputError(
+                f"{path} is no JSON object; want one with the entries {', '.join(sorted(names))}"
+            )
         if set(raw) != names:
             wrong = ", ".join(sorted(set(raw) ^ names))
             raise UserInputError(f"{path}: these entries are unknown or missing: {wrong}")
         try:
-            raw["denoising_steps"] = tuple(float(step) for step in raw["denoising_steps"])
+            for name, (fits, want) in _ENTRIES.items():
+                if not fits(raw[name]):
+                    raise ValueError(f"{name} is {raw[name]!r}, want {want}")
+            raw["denoising_steps"] = tuple(map(float, raw["denoising_steps"]))
             raw["cache_upkeep"] = CacheUpkeep(raw["cache_upkeep"])
-            recipe = cls(**raw)
-            recipe._check()
-        except (TypeError, ValueError) as error:
+            recipe = cls(**raw | {"shift": float(raw["shift"])})
+            recipe._check_frames()
+        except ValueError as error:
             raise UserInputError(f"{path}: {error}; correct the entry") from error
         return recipe
 
-    def _check(self) -> None:
-        """Raises ValueError for a recipe that no stream could follow."""
-        steps = self.denoising_steps
-        falling = all(later < earlier for earlier, later in pairwise(steps))
-        if not steps or not falling or not 0 < steps[-1] <= steps[0] <= 1000:
-            raise ValueError(f"denoising_steps are {steps}, want them falling, in (0, 1000]")
-        if not 1 <= self.frames_per_block <= self.window_frames:
+    def _check_frames(self) -> None:
+        """Raises ValueError for numbers of frames that no stream could follow."""
+        if self.frames_per_block > self.window_frames:
             raise ValueError(
                 f"window_frames is {self.window_frames}, want at least frames_per_block, "
                 f"which is {self.frames_per_block}"
@@ -124,9 +129,10 @@ class Recipe:
         if not self.clean_pass:
             self._check_recompute()
         elif self.kv_cache_num_frames != 0:
-            raise ValueError("kv_cache_num_frames belongs to cache_upkeep recompute; set it to 0")
-        if self.sink_frames < 0 or self.fps < 1 or self.shift <= 0:
-            raise ValueError("sink_frames must be at least 0, fps at least 1, shift above 0")
+            raise ValueError(
+                f"kv_cache_num_frames is {self.kv_cache_num_frames}, want 0 with cache_upkeep "
+                "clean_pass"
+            )
 
     def _check_recompute(self) -> None:
         most = self.window_frames - self.frames_per_block
@@ -136,8 +142,47 @@ class Recipe:
                 "chunk share the window"
             )
         if self.sink_frames:
-            raise ValueError("sink_frames must be 0 with cache_upkeep recompute: its anchor is one")
+            raise ValueError(
+                f"sink_frames is {self.sink_frames}, want 0 with cache_upkeep recompute: its "
+                "anchor is one"
+            )
 
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2, sort_keys=True)
         (folder / RECIPE_NAME).write_text(text + "\n")
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _are_steps(value: object) -> bool:
+    if not isinstance(value, list) or not value or not all(map(_is_number, value)):
+        return False
+    is_falling = all(later < earlier for earlier, later in pairwise(value))
+    return is_falling and value[0] <= 1000 and value[-1] > 0
+
+
+def _whole(least: int) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: type(value) is int and value >= least), f"a whole number from {least}"
+
+
+_ENTRIES: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
+    {
+        "denoising_steps": (_are_steps, "a list of numbers, falling, above 0 and at most 1000"),
+        "shift": (
+            lambda value: _is_number(value) and 0 < value <= 1000,
+            "a number above 0 and at most 1000",
+        ),
+        "frames_per_block": _whole(1),
+        "window_frames": _whole(1),
+        "sink_frames": _whole(0),
+        "fps": _whole(1),
+        "default_height": _whole(1),
+        "default_width": _whole(1),
+        "cache_upkeep": (lambda value: value in list(CacheUpkeep), " or ".join(CacheUpkeep)),
+        "kv_cache_num_frames": _whole(0),
+        "warp_steps": (lambda value: type(value) is bool, "true or false"),
+    }
+)
+"""What each entry of the file may be, by itself."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from scope_contracts.errors import UserInputError
 from scope_rt.collectives import Collectives
 from scope_rt.models.config import CausalWanConfig
+from scope_rt.models.weight_files import WHOLE, Cut
 
 SHARD_AXIS = {
     "to_q.weight": 0,
@@ -44,18 +45,23 @@ def check_degree(config: CausalWanConfig, tp_degree: int) -> None:
         )
 
 
-def shard(weights: Mapping[str, Tensor], group: Collectives) -> dict[str, Tensor]:
-    """This rank's slices of whole `weights`."""
-    return {name: _slice(name, weight, group) for name, weight in weights.items()}
-
-
 def is_sharded(name: str) -> bool:
     """Whether each rank holds a part of the weight `name` only."""
     return name.endswith(tuple(SHARD_AXIS))
 
 
-def _slice(name: str, weight: Tensor, group: Collectives) -> Tensor:
+def cut_of(name: str, group: Collectives) -> Cut:
+    """This rank's part of the weight `name`; whole where the weight is not sharded."""
     for ending, axis in SHARD_AXIS.items():
         if name.endswith(ending):
-            return weight.chunk(group.size, dim=axis)[group.rank].contiguous()
-    return weight
+            return Cut(axis=axis, index=group.rank, num_parts=group.size)
+    return WHOLE
+
+
+def shard(weights: Mapping[str, Tensor], group: Collectives) -> dict[str, Tensor]:
+    """This rank's slices of whole `weights`."""
+    slices = {}
+    for name, weight in weights.items():
+        cut = cut_of(name, group)
+        slices[name] = weight.chunk(cut.num_parts, dim=cut.axis)[cut.index].contiguous()
+    return slices

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from scope_contracts.errors import UserInputError
 from scope_rt.config import RuntimeConfig
@@ -39,12 +40,15 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (edit("recipe.json", cache_upkeep="magic"), "'magic' is not a valid CacheUpkeep"),
+        (edit("recipe.json", cache_upkeep="magic"), "cache_upkeep is 'magic'"),
         (edit("recipe.json", window_frames=2), "window_frames is 2"),
-        (edit("recipe.json", denoising_steps=[500, 750]), "want them falling"),
+        (edit("recipe.json", denoising_steps=[500, 750]), "denoising_steps is .* falling"),
         (edit("recipe.json", surprise=1), "unknown or missing: surprise"),
         (edit("transformer/config.json", num_layers=3), "weights do not fit"),
         (edit("transformer/config.json", qk_norm=None), "qk_norm is None"),
+        (edit("transformer/config.json", num_layers="2"), "num_layers is '2', want a whole"),
+        (edit("transformer/config.json", eps=0), "eps is 0, want a number above 0"),
+        (edit("transformer/config.json", in_channels=8, out_channels=8), "weights do not fit"),
         (edit("vae/config.json", _class_name="AutoencoderKLOther"), "no loader for class"),
         (edit("text_encoder/config.json", words=["cat"]), "vocabulary differs"),
         (truncate(f"transformer/{WEIGHTS}"), "copy the file again"),
@@ -63,12 +67,32 @@ def test_a_broken_folder_is_refused(
         StreamSession(folder, config=RuntimeConfig())
 
 
-def test_one_changed_byte_changes_the_fingerprint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (edit("vae/config.json", latent_channels=8), "vae: latent_channels"),
+        (edit("text_encoder/config.json", text_dim=32), "text_encoder: text_dim"),
+        (edit("text_encoder/config.json", text_len=0), "text_len: got 0, want a whole number"),
+    ],
+)
+def test_parts_that_do_not_fit_each_other_are_refused_before_any_is_loaded(
+    tmp_path: Path, spoil: Callable[[Path], None], message: str
+) -> None:
     folder = write_tiny_folder(tmp_path / "model")
-    before = ModelFolder.open(folder).fingerprint()
-    assert before == ModelFolder.open(folder).fingerprint()
-    edit("recipe.json", fps=17)(folder)
-    assert before != ModelFolder.open(folder).fingerprint()
+    spoil(folder)
+    with pytest.raises(UserInputError, match=message):
+        ModelFolder.open(folder).geometry(dtype=torch.float32)
+
+
+def test_geometry_needs_no_weights_of_codec_and_text_encoder(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    whole = ModelFolder.open(folder).geometry(dtype=torch.float32)
+    for file in ("vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"):
+        (folder / file).unlink()
+    bare = ModelFolder.open(folder)
+    assert bare.geometry(dtype=torch.float32) == whole
+    assert (bare.text_sizes().text_len, bare.text_sizes().text_dim) == (6, 64)
+    assert bare.codec_sizes().temporal_stride == 4
 
 
 def test_the_embedded_model_is_small_and_opens() -> None:

@@ -135,7 +135,7 @@ def _video_folder(name: str) -> VideoModel:
         sink_frames=recipe.sink_frames,
         height=recipe.default_height,
         width=recipe.default_width,
-        text_len=folder.text_encoder().text_len,
+        text_len=folder.text_sizes().text_len,
         control=ControlSize(
             text_encoder=num_weights_in(folder.path / "text_encoder"),
             autoencoder=num_weights_in(folder.path / "vae"),

@@ -93,6 +93,7 @@ def test_the_embedded_models_control_rank_holds_what_is_planned(
     folder = ModelFolder.open(EMBEDDED)
     codec, text_encoder = folder.codec(), folder.text_encoder()
     assert isinstance(codec, torch.nn.Module)
+    assert isinstance(text_encoder, torch.nn.Module)
     assert control["text encoder"] == sum(p.nbytes for p in text_encoder.parameters())
     assert control["autoencoder"] == sum(p.nbytes for p in codec.parameters())
     latents_BFCHW = torch.zeros(1, 3, 16, 8, 8)

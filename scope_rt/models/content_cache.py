@@ -1,0 +1,144 @@
+"""What a model folder holds is read once, and kept beside the sizes and times of its files.
+
+The cache is one JSON file per model folder in `$XDG_CACHE_HOME/scope-rt` (`~/.cache/scope-rt`). It
+may be deleted at any time. What is there counts only if it is whole (it carries its own checksum);
+a folder that cannot be written is as good as none.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+VERSION = 1
+LOCK_WAIT_S = 240.0
+"""How long a rank waits for another that reads the same folder; then it reads too."""
+_LOCK_POLL_S = 0.02
+_SETTLED_NS = 100_000_000
+"""A file that was written less than this ago may be written again within one tick of its clock,
+which no time would show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What changes when a file is written; times are nanoseconds since the epoch.
+
+    The time of the last change of the inode (`ctime`) is there because a copy may set the other.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """The file's, or of the file it links to. Raises `OSError`."""
+        stat = path.stat()
+        return cls(
+            size=stat.st_size,
+            mtime_ns=stat.st_mtime_ns,
+            ctime_ns=stat.st_ctime_ns,
+            inode=stat.st_ino,
+        )
+
+    def is_settled(self, now_ns: int) -> bool:
+        """Whether a later write is sure to change the stamp."""
+        return max(self.mtime_ns, self.ctime_ns) + _SETTLED_NS < now_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileContent:
+    """What was read of a file while it had that stamp.
+
+    `checksums` are those of its weights, by dtype of use and name; empty where nobody asked.
+    """
+
+    stamp: Stamp
+    sha256: str
+    checksums: Mapping[str, Mapping[str, int]]
+
+
+class ContentCache:
+    """The entries of one model folder, by file name relative to it; shared by all processes."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        key = f"{folder.resolve()} {folder.stat().st_ino}"
+        self._path = root / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+    @classmethod
+    def of(cls, folder: Path) -> Self | None:
+        """Where this user's entries of `folder` are kept; None without a home."""
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        if not base.is_absolute():
+            try:
+                base = Path.home() / ".cache"
+            except RuntimeError:
+                return None
+        return cls(base / "scope-rt", folder)
+
+    def load(self) -> dict[str, FileContent]:
+        """The entries, or none where they cannot be read or are not what `save` wrote."""
+        try:
+            raw = json.loads(self._path.read_bytes())
+            if raw["version"] != VERSION or raw["checksum"] != _checksum(raw["files"]):
+                return {}
+            return {
+                name: FileContent(
+                    stamp=Stamp(**entry["stamp"]),
+                    sha256=entry["sha256"],
+                    checksums=entry["checksums"],
+                )
+                for name, entry in raw["files"].items()
+            }
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def save(self, entries: Mapping[str, FileContent]) -> None:
+        """Replace the entries, if the folder can be written."""
+        files = {name: asdict(entry) for name, entry in entries.items()}
+        raw = {"version": VERSION, "checksum": _checksum(files), "files": files}
+        partial = self._path.with_suffix(f".{os.getpid()}.partial")
+        with suppress(OSError):
+            try:
+                partial.write_text(json.dumps(raw))
+                partial.replace(self._path)
+            finally:
+                partial.unlink(missing_ok=True)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one process of a machine is here at a time, so that only one reads the folder.
+
+        Blocks up to `LOCK_WAIT_S`. Without a lock file to be had it is as if there were no other.
+        """
+        descriptor = None
+        try:
+            with suppress(OSError):
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                descriptor = os.open(self._path.with_suffix(".lock"), flags, 0o600)
+                _wait_for(descriptor)
+            yield
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _wait_for(descriptor: int) -> None:
+    until_s = time.monotonic() + LOCK_WAIT_S
+    while time.monotonic() < until_s:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_POLL_S)
+
+
+def _checksum(files: object) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,164 @@
+"""The fingerprint of a model folder and the checksums of its weights come from one read of it.
+
+Ranks compare fingerprints before they load, and each reads its own slices only: so one rank of a
+machine reads the whole folder once (the others wait for it), and `content_cache` keeps what it
+found. After that, as long as no file changes, a fingerprint costs one `stat` per file, and weights
+are read by slice alone. A machine that has never seen the folder therefore reads it once more than
+the weights need; it is the only time.
+
+Kept checksums are also what finds a disk that gives other bytes later than it did then: the shards
+that ranks load no longer add up to them.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+
+import torch
+
+from scope_contracts.errors import UserInputError
+from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
+from scope_rt.models.fingerprint import checksum
+from scope_rt.models.weight_files import StoredTensor, TensorReader, WeightFiles
+from scope_rt.tensors import NAMES
+
+_PIECE_BYTES = 4 << 20
+_IGNORED = (".", "__pycache__")
+"""Beginnings of names that are no part of a model."""
+
+
+class FolderContents:
+    """What the files of one model folder hold, read when it is first asked for."""
+
+    def __init__(self, folder: Path, weights: WeightFiles, *, cache: ContentCache | None) -> None:
+        self._folder, self._weights, self._cache = folder, dict(weights.by_file()), cache
+        self._known: dict[str, FileContent] = {}
+
+    def fingerprint(self, dtype: torch.dtype | None = None) -> str:
+        """SHA-256 over names and bytes of all files but hidden ones.
+
+        Args:
+            dtype: of use, where `checksums` will be asked for too: then one read gives both.
+
+        Raises:
+            UserInputError: a file cannot be read.
+        """
+        digest = hashlib.sha256()
+        for name, content in sorted(self._read(dtype).items()):
+            digest.update(name.encode())
+            digest.update(bytes.fromhex(content.sha256))
+        return digest.hexdigest()
+
+    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
+        """The checksum of every whole weight in the dtype of use, by its diffusers name.
+
+        Raises:
+            UserInputError: a file cannot be read.
+        """
+        contents = self._read(dtype)
+        return {
+            name: contents[self._name(path)].checksums[NAMES[dtype]][name]
+            for path, tensors in self._weights.items()
+            for name, _ in tensors
+        }
+
+    def _read(self, dtype: torch.dtype | None) -> Mapping[str, FileContent]:
+        """What all files hold now; only files that changed, or lack checksums, are read."""
+        try:
+            paths = {*_files(self._folder), *self._weights}
+            stamps = {self._name(path): Stamp.of(path) for path in paths}
+            if self._lacking(stamps, dtype) and self._cache is not None:
+                self._known |= self._cache.load()
+            if not self._lacking(stamps, dtype):
+                return {name: self._known[name] for name in stamps}
+            if self._cache is None:
+                return self._read_lacking(stamps, dtype)
+            with self._cache.lock():
+                self._known |= self._cache.load()
+                contents = self._read_lacking(stamps, dtype)
+                self._cache.save(self._known)
+            return contents
+        except OSError as error:
+            raise UserInputError(
+                f"cannot read {error.filename or self._folder}: {error.strerror}; copy it again"
+            ) from error
+
+    def _lacking(self, stamps: Mapping[str, Stamp], dtype: torch.dtype | None) -> list[str]:
+        """The files of which too little is known."""
+        weighed = set() if dtype is None else {self._name(path) for path in self._weights}
+        return [
+            name
+            for name, stamp in stamps.items()
+            if (content := self._known.get(name)) is None
+            or content.stamp != stamp
+            or (name in weighed and dtype is not None and NAMES[dtype] not in content.checksums)
+        ]
+
+    def _read_lacking(
+        self, stamps: Mapping[str, Stamp], dtype: torch.dtype | None
+    ) -> Mapping[str, FileContent]:
+        """Read what is lacking; what may change unnoticed is returned, but not remembered."""
+        contents = {name: self._known.get(name) for name in stamps}
+        for name in self._lacking(stamps, dtype):
+            now_ns = time.time_ns()  # a write from here on changes the stamp of a settled file
+            content = self._read_file(self._folder / name, stamps[name], dtype)
+            known = contents[name]
+            if known is not None and (known.stamp, known.sha256) == (content.stamp, content.sha256):
+                content = replace(content, checksums={**known.checksums, **content.checksums})
+            contents[name] = content
+            if content.stamp.is_settled(now_ns):
+                self._known[name] = content
+        self._known = {name: known for name, known in self._known.items() if name in stamps}
+        return {name: content for name, content in contents.items() if content is not None}
+
+    def _read_file(self, path: Path, stamp: Stamp, dtype: torch.dtype | None) -> FileContent:
+        tensors = self._weights.get(path)
+        if tensors is None or dtype is None:
+            with FileIO(path) as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return FileContent(stamp=stamp, sha256=sha256, checksums={})
+        digest, sums = hashlib.sha256(), dict[str, int]()
+        with TensorReader(path) as reader:
+            digest.update(_bytes(reader, 0, tensors[0][1].offset))
+            for name, tensor in tensors:
+                sums[name] = 0
+                for piece in _pieces(reader, tensor):
+                    digest.update(piece.numpy().data)
+                    values = piece.view(tensor.dtype).to(dtype)
+                    sums[name] = (sums[name] + checksum(values)) % 2**64
+        return FileContent(stamp=stamp, sha256=digest.hexdigest(), checksums={NAMES[dtype]: sums})
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._folder).as_posix()
+
+
+def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """All files below `folder`, through links too; one that leads back to `above` is not taken."""
+    real = folder.resolve()
+    if real in above:
+        return
+    for path in folder.iterdir():
+        if path.name.startswith(_IGNORED):
+            continue
+        if path.is_dir():
+            yield from _files(path, (*above, real))
+        elif path.is_file():
+            yield path
+
+
+def _pieces(reader: TensorReader, tensor: StoredTensor) -> Iterator[torch.Tensor]:
+    """The bytes of `tensor`, in pieces that cut no number; each is overwritten by the next."""
+    buffer = torch.empty(min(_PIECE_BYTES, tensor.num_bytes), dtype=torch.uint8)
+    for start in range(0, tensor.num_bytes, _PIECE_BYTES):
+        piece = buffer[: tensor.num_bytes - start]
+        reader.fill(piece.numpy().data, tensor.offset + start)
+        yield piece
+
+
+def _bytes(reader: TensorReader, start: int, end: int) -> bytearray:
+    read = bytearray(end - start)
+    reader.fill(memoryview(read), start)
+    return read

@@ -1,0 +1,154 @@
+"""Which loader reads a codec's or a text encoder's folder: the one registered for its class.
+
+`vae/config.json` and `text_encoder/config.json` name a class in `_class_name`. A process knows the
+embedded model's; others are registered before a session is made, on every rank, because every rank
+reads the sizes of parts that only some of them load.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from scope_contracts.errors import UserInputError, mismatch
+from scope_rt.text.encoder import TextEncoder, TextSizes
+from scope_rt.text.words import WordTextEncoder
+from scope_rt.vae.codec import CodecSizes, VideoCodec
+from scope_rt.vae.tiny import TinyVideoCodec
+
+P = TypeVar("P")
+S = TypeVar("S", bound=CodecSizes | TextSizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader(Generic[P, S]):
+    """How one class is loaded from its folder, and its sizes without loading it."""
+
+    load: Callable[[Path], P]
+    sizes: Callable[[Path], S]
+
+
+class Registry(Generic[P, S]):
+    """The loaders of one kind of part; a name is given once and for all."""
+
+    def __init__(self, part: str, sizes: type[S]) -> None:
+        self._part, self._sizes = part, sizes
+        self._loaders: dict[str, Loader[P, S]] = {}
+
+    def register(
+        self, name: str, load: Callable[[Path], P], sizes: Callable[[Path], S] | None = None
+    ) -> None:
+        """Let `load` read folders whose class is `name`.
+
+        Raises:
+            UserInputError: the name is taken.
+        """
+        if name in self._loaders:
+            raise UserInputError(
+                f"{self._part} {name!r} is registered already; choose another _class_name"
+            )
+        self._loaders[name] = Loader(load=load, sizes=sizes or self._sizes_in_config)
+
+    def load(self, folder: Path) -> P:
+        """The part of a model that lies in `folder`.
+
+        Raises:
+            UserInputError: no loader is registered for it, it cannot be loaded, or what was loaded
+                has other sizes than every rank was told.
+        """
+        loader = self._loader(folder)
+        sizes, loaded = loader.sizes(folder), loader.load(folder)
+        for field in fields(sizes):
+            got, want = getattr(loaded, field.name, "nothing"), getattr(sizes, field.name)
+            if got != want:
+                fix = f"let the {self._part} and its config.json say the same"
+                raise UserInputError(
+                    mismatch(f"{folder}: {field.name}", got=got, want=want, fix=fix)
+                )
+        return loaded
+
+    def sizes(self, folder: Path) -> S:
+        """Its sizes, from its configuration alone; raises as `load` does."""
+        return self._loader(folder).sizes(folder)
+
+    def _loader(self, folder: Path) -> Loader[P, S]:
+        path, raw = _config(folder)
+        name = raw.get("_class_name")
+        if name not in self._loaders:
+            raise UserInputError(
+                f"{path}: no loader for class {name!r}; register_{self._part.replace(' ', '_')} "
+                f"knows {', '.join(self._loaders)}"
+            )
+        return self._loaders[name]
+
+    def _sizes_in_config(self, folder: Path) -> S:
+        """Sizes that stand in `config.json` under their own names."""
+        path, raw = _config(folder)
+        names = [field.name for field in fields(self._sizes)]
+        for name in names:
+            least = 0 if name == "decoder_context_frames" else 1
+            if type(raw.get(name)) is not int or raw[name] < least:
+                fix = "add it, or register the loader with a function for its sizes"
+                want = f"a whole number, at least {least}"
+                raise UserInputError(
+                    mismatch(f"{path}: {name}", got=raw.get(name), want=want, fix=fix)
+                )
+        return self._sizes(**{name: raw[name] for name in names})
+
+
+def _config(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserInputError(f"cannot read {path}: {error!r}; point to a model folder") from error
+    if not isinstance(raw, dict):
+        raise UserInputError(f"{path} is no JSON object; point to a model folder")
+    return path, raw
+
+
+CODECS = Registry[VideoCodec, CodecSizes]("codec", CodecSizes)
+TEXT_ENCODERS = Registry[TextEncoder, TextSizes]("text encoder", TextSizes)
+CODECS.register(TinyVideoCodec.__name__, TinyVideoCodec.from_pretrained, TinyVideoCodec.sizes)
+TEXT_ENCODERS.register(WordTextEncoder.__name__, WordTextEncoder.from_pretrained)
+
+
+def register_codec(
+    name: str,
+    load: Callable[[Path], VideoCodec],
+    sizes: Callable[[Path], CodecSizes] | None = None,
+) -> None:
+    """Let model folders hold a codec of your own. Call it on every rank, before any session.
+
+    Args:
+        name: what `vae/config.json` gives as its `_class_name`.
+        load: called with the path of `vae/`, on ranks that decode. It raises `UserInputError` for
+            files that it cannot use.
+        sizes: called with the same path, on every rank; it must not load weights. Where not given,
+            `vae/config.json` holds each field of `CodecSizes` under its name.
+
+    Raises:
+        UserInputError: the name is taken.
+    """
+    CODECS.register(name, load, sizes)
+
+
+def register_text_encoder(
+    name: str,
+    load: Callable[[Path], TextEncoder],
+    sizes: Callable[[Path], TextSizes] | None = None,
+) -> None:
+    """Let model folders hold a text encoder of your own. Call it on every rank, before any session.
+
+    Args:
+        name: what `text_encoder/config.json` gives as its `_class_name`.
+        load: called with the path of `text_encoder/`, on rank0. It raises `UserInputError` for
+            files that it cannot use.
+        sizes: called with the same path, on every rank; it must not load weights. Where not given,
+            `text_encoder/config.json` holds `text_len` and `text_dim`.
+
+    Raises:
+        UserInputError: the name is taken.
+    """
+    TEXT_ENCODERS.register(name, load, sizes)

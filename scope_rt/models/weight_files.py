@@ -1,0 +1,177 @@
+"""Weights on disk: what lies where in a folder of safetensors files, and any slice of it on demand.
+
+`safe_open` checks a file's header. The bytes are read by plain reads into the tensor that keeps
+them: what `safe_open` hands out is a view of the whole mapped file, whose pages count as this
+process's memory until the file is closed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from io import FileIO
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from scope_contracts.errors import UserInputError
+from scope_rt.models.original_names import to_diffusers
+
+_DTYPES = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+    }
+)
+"""The names of the file format."""
+_HEADER_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A whole tensor in a file; `offset` is its first byte, counted from the file's beginning."""
+
+    path: Path
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Part number `index` of `num_parts` equal parts along `axis`."""
+
+    axis: int
+    index: int
+    num_parts: int
+
+
+WHOLE = Cut(axis=0, index=0, num_parts=1)
+
+
+class TensorReader:
+    """An open file of weights; each byte of a tensor is read when it is asked for, and only then.
+
+    Raises:
+        UserInputError: the file cannot be read, or has become shorter.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = FileIO(path)
+        except OSError as error:
+            raise UserInputError(f"cannot read {path}: {error.strerror}") from error
+
+    def read(self, tensor: StoredTensor, cut: Cut = WHOLE) -> Tensor:
+        """The part of `tensor` that `cut` names, in the dtype of the file, on the CPU."""
+        shape = list(tensor.shape)
+        if cut.num_parts > 1:
+            shape[cut.axis] //= cut.num_parts
+        part = torch.empty(prod(shape) * tensor.dtype.itemsize, dtype=torch.uint8)
+        num_runs = prod(shape[: cut.axis])
+        run_bytes = len(part) // num_runs
+        start, view = tensor.offset + cut.index * run_bytes, part.numpy().data
+        for run in range(num_runs):
+            run_start = start + run * run_bytes * cut.num_parts
+            self.fill(view[run * run_bytes : (run + 1) * run_bytes], run_start)
+        return part.view(tensor.dtype).view(shape)
+
+    def fill(self, target: memoryview, offset: int) -> None:
+        """Read `len(target)` bytes from `offset` on."""
+        try:
+            self._file.seek(offset)
+            while len(target):
+                num_bytes = self._file.readinto(target)
+                if not num_bytes:
+                    raise UserInputError(f"{self.path} became shorter; copy the file again")
+                target = target[num_bytes:]
+        except OSError as error:
+            raise UserInputError(f"cannot read {self.path}: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFiles:
+    """The weights of a folder's files, by their diffusers name; only headers have been read."""
+
+    tensors: Mapping[str, StoredTensor]
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Read the headers of all `.safetensors` files of `folder`.
+
+        Raises:
+            UserInputError: there is no file, one cannot be read or holds other than floating-point
+                numbers, or two hold a weight of the same name.
+        """
+        paths = sorted(folder.glob("*.safetensors"))
+        if not paths:
+            raise UserInputError(f"{folder} has no .safetensors file; copy the weights there")
+        stored: dict[str, StoredTensor] = {}
+        for tensor in (tensor for path in paths for tensor in _tensors_of(path)):
+            if (other := stored.setdefault(tensor.name, tensor)) is not tensor:
+                raise UserInputError(
+                    f"weight {tensor.name} is in {other.path} and in {tensor.path}; keep the files "
+                    "of one checkpoint only"
+                )
+        tensors = to_diffusers(stored)
+        if len(tensors) < len(stored):
+            raise UserInputError(
+                f"{folder}: several models share the files, under the same names but for their "
+                "prefix; keep one of them"
+            )
+        return cls(tensors=MappingProxyType(tensors))
+
+    def by_file(self) -> Iterator[tuple[Path, list[tuple[str, StoredTensor]]]]:
+        """Each file, with its tensors and their diffusers names in the order of their bytes."""
+        named = sorted(self.tensors.items(), key=lambda item: (item[1].path, item[1].offset))
+        for path, items in groupby(named, key=lambda item: item[1].path):
+            yield path, list(items)
+
+
+def _tensors_of(path: Path) -> Iterator[StoredTensor]:
+    """The tensors of one file, in the order of their bytes: the format leaves no gap between."""
+    try:
+        with path.open("rb") as raw, safe_open(path, "pt") as file:
+            header_bytes = int.from_bytes(raw.read(_HEADER_LENGTH_BYTES), "little")
+            offset = _HEADER_LENGTH_BYTES + header_bytes
+            for name in file.offset_keys():
+                header = file.get_slice(name)
+                if header.get_dtype() not in _DTYPES:
+                    raise UserInputError(
+                        f"{path}: weight {name} is {header.get_dtype()}, want one of "
+                        f"{', '.join(_DTYPES)}; copy the checkpoint's own file"
+                    )
+                tensor = StoredTensor(
+                    path=path,
+                    name=name,
+                    offset=offset,
+                    shape=tuple(header.get_shape()),
+                    dtype=_DTYPES[header.get_dtype()],
+                )
+                offset += tensor.num_bytes
+                yield tensor
+    except (SafetensorError, OSError) as error:
+        raise UserInputError(f"cannot read {path}: {error}; copy the file again") from error

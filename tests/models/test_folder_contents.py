@@ -1,0 +1,314 @@
+"""A model folder is read once per machine; what is remembered of it is never out of date."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scope_contracts.errors import FingerprintError
+from scope_contracts.weights import check_loaded
+from scope_rt.collectives import SoloCollectives
+from scope_rt.models import content_cache, folder_contents
+from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
+from scope_rt.models.fingerprint import Fingerprint, checksum
+from scope_rt.models.folder_contents import FolderContents
+from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder
+from scope_rt.models.shards import is_sharded
+from scope_rt.models.weight_files import TensorReader
+from tests.tiny_folder import write_tiny_folder
+
+WEIGHTS = f"transformer/{WEIGHTS_NAME}"
+NUM_FILES = 7
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "scope-rt"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, cache: Path) -> Path:
+    """Old enough that any change of it shows."""
+    written = write_tiny_folder(tmp_path / "model")
+    settle()
+    return written
+
+
+def settle() -> None:
+    time.sleep(content_cache._SETTLED_NS * 1.5e-9)
+
+
+@pytest.fixture
+def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are read, one by one."""
+    names: list[str] = []
+    read = FolderContents._read_file
+
+    def counted(
+        self: FolderContents, path: Path, stamp: Stamp, dtype: torch.dtype | None
+    ) -> FileContent:
+        names.append(path.relative_to(self._folder).as_posix())
+        return read(self, path, stamp, dtype)
+
+    monkeypatch.setattr(FolderContents, "_read_file", counted)
+    return names
+
+
+def fingerprint(folder: Path) -> str:
+    """As a process of its own would see it."""
+    return ModelFolder.open(folder).fingerprint(torch.float32)
+
+
+def test_a_folder_that_was_read_is_not_read_again(folder: Path, files_read: list[str]) -> None:
+    first = ModelFolder.open(folder)
+    seen = first.fingerprint(torch.float32), first.checksums(torch.float32)
+    assert len(files_read) == NUM_FILES
+    again = ModelFolder.open(folder)
+    assert (again.fingerprint(torch.float32), again.checksums(torch.float32)) == seen
+    assert len(files_read) == NUM_FILES
+
+
+def test_fingerprint_and_checksums_take_one_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[int, int]] = []
+    fill = TensorReader.fill
+
+    def counted(self: TensorReader, target: memoryview, offset: int) -> None:
+        spans.append((offset, offset + len(target)))
+        fill(self, target, offset)
+
+    monkeypatch.setattr(TensorReader, "fill", counted)
+    monkeypatch.setattr(folder_contents, "_PIECE_BYTES", 64)
+    model = ModelFolder.open(folder)
+    model.fingerprint(torch.float32)
+    model.checksums(torch.float32)
+    starts, ends = zip(*sorted(spans), strict=True)
+    assert starts == (0, *ends[:-1])
+    assert ends[-1] == (folder / WEIGHTS).stat().st_size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_checksums_are_those_of_the_whole_weights_in_the_dtype_of_use(
+    folder: Path, dtype: torch.dtype
+) -> None:
+    whole = load_file(folder / WEIGHTS)
+    want = {name: checksum(weight.to(dtype)) for name, weight in whole.items()}
+    assert ModelFolder.open(folder).checksums(dtype) == want
+    assert ModelFolder.open(folder).checksums(dtype) == want
+
+
+def test_another_dtype_of_use_reads_the_weights_and_forgets_nothing(
+    folder: Path, files_read: list[str]
+) -> None:
+    ModelFolder.open(folder).fingerprint(torch.float32)
+    files_read.clear()
+    ModelFolder.open(folder).checksums(torch.bfloat16)
+    assert files_read == [WEIGHTS]
+    ModelFolder.open(folder).checksums(torch.float32)
+    assert files_read == [WEIGHTS]
+
+
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" ")
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"16", b"17"))
+
+
+def rewrite_with_old_times(path: Path) -> None:
+    before = path.stat()
+    rewrite(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace_with_old_times(path: Path) -> None:
+    before, other = path.stat(), path.with_suffix(".other")
+    other.write_bytes(path.read_bytes().replace(b"16", b"17"))
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+
+
+@pytest.mark.parametrize("change", [grow, rewrite, rewrite_with_old_times, replace_with_old_times])
+def test_a_file_that_changed_is_read_again_and_no_other(
+    folder: Path, files_read: list[str], change: Callable[[Path], None]
+) -> None:
+    before = fingerprint(folder)
+    files_read.clear()
+    change(folder / "recipe.json")
+    assert fingerprint(folder) != before
+    assert files_read == ["recipe.json"]
+
+
+def test_a_session_that_is_open_sees_the_change_too(folder: Path) -> None:
+    model = ModelFolder.open(folder)
+    before = model.fingerprint()
+    rewrite(folder / "recipe.json")
+    assert model.fingerprint() != before
+
+
+def test_a_file_added_or_removed_changes_the_fingerprint(folder: Path) -> None:
+    before = fingerprint(folder)
+    (folder / "vae" / "notes.txt").write_text("")
+    assert fingerprint(folder) != before
+    (folder / "vae" / "notes.txt").unlink()
+    assert fingerprint(folder) == before
+
+
+def test_hidden_files_are_no_part_of_a_model(folder: Path) -> None:
+    before = fingerprint(folder)
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "download.json").write_text("{}")
+    (folder / "vae" / ".lock").write_text("")
+    assert fingerprint(folder) == before
+
+
+def test_a_folder_behind_links_has_the_same_fingerprint(folder: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for path in folder.iterdir():
+        (linked / path.name).symlink_to(path)
+    assert fingerprint(linked) == fingerprint(folder)
+
+
+def test_a_link_that_leads_back_is_not_followed(folder: Path) -> None:
+    before = fingerprint(folder)
+    (folder / "vae" / "loop").symlink_to(folder)
+    assert fingerprint(folder) == before
+
+
+def test_a_file_written_just_now_is_not_remembered(folder: Path, files_read: list[str]) -> None:
+    rewrite(folder / "recipe.json")
+    for _ in range(2):
+        files_read.clear()
+        fingerprint(folder)
+        assert "recipe.json" in files_read
+    settle()
+    fingerprint(folder)
+    files_read.clear()
+    fingerprint(folder)
+    assert not files_read
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, files_read: list[str]
+) -> None:
+    read = FolderContents._read_file
+
+    def racing(
+        self: FolderContents, path: Path, stamp: Stamp, dtype: torch.dtype | None
+    ) -> FileContent:
+        content = read(self, path, stamp, dtype)
+        if path.name == "recipe.json":
+            rewrite(path)
+        return content
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderContents, "_read_file", racing)
+        fingerprint(folder)
+    files_read.clear()
+    fingerprint(folder)
+    assert files_read == ["recipe.json"]
+
+
+def flip_a_digit(text: str) -> str:
+    at = text.index('"sha256": "') + len('"sha256": "')
+    return text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        flip_a_digit,
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: json.dumps(json.loads(text) | {"version": 0}),
+        lambda text: json.dumps(json.loads(text) | {"files": []}),
+        lambda text: "[" * 100_000,
+    ],
+)
+def test_a_cache_file_that_is_not_what_was_written_is_ignored(
+    folder: Path, cache: Path, files_read: list[str], spoil: Callable[[str], str]
+) -> None:
+    before = fingerprint(folder)
+    (kept,) = cache.glob("*.json")
+    kept.write_text(spoil(kept.read_text()))
+    files_read.clear()
+    assert fingerprint(folder) == before
+    assert len(files_read) == NUM_FILES
+
+
+def test_without_a_folder_to_write_to_everything_is_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_read: list[str]
+) -> None:
+    before = fingerprint(folder)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    files_read.clear()
+    model = ModelFolder.open(folder)
+    assert model.fingerprint(torch.float32) == before
+    assert len(files_read) == NUM_FILES
+    model.fingerprint()
+    model.checksums(torch.float32)
+    assert len(files_read) == NUM_FILES, "a process remembers by itself"
+
+
+def test_a_user_without_xdg_has_the_cache_at_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "not/absolute"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        kept = ContentCache.of(tmp_path)
+        assert kept is not None
+        with kept.lock():
+            assert (tmp_path / ".cache" / "scope-rt").is_dir()
+
+
+def test_ranks_of_one_machine_read_a_folder_once(folder: Path, files_read: list[str]) -> None:
+    with ThreadPoolExecutor(4) as ranks:
+        seen = set(ranks.map(fingerprint, [folder] * 4))
+    assert len(seen) == 1
+    assert sorted(files_read) == sorted(set(files_read))
+
+
+def test_a_rank_does_not_wait_for_ever_for_one_that_reads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, files_read: list[str]
+) -> None:
+    monkeypatch.setattr(content_cache, "LOCK_WAIT_S", 0.1)
+    kept = ContentCache.of(folder)
+    assert kept is not None
+    with kept.lock():
+        assert fingerprint(folder)
+    assert len(files_read) == NUM_FILES
+
+
+def test_a_disk_that_gives_other_weights_under_the_same_times_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ModelFolder.open(folder).checksums(torch.float32)
+    stamps = {path: Stamp.of(path) for path in folder.rglob("*")}
+    weights = load_file(folder / WEIGHTS)
+    weights["blocks.0.attn1.to_q.weight"][3, 2] += 1
+    save_file(weights, folder / WEIGHTS)
+    monkeypatch.setattr(Stamp, "of", staticmethod(stamps.__getitem__))
+    model = ModelFolder.open(folder)
+    loaded = model.transformer(SoloCollectives(), dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(FingerprintError, match=r"weight blocks\.0\.attn1\.to_q\.weight"):
+        check_loaded({0: Fingerprint(loaded).checksums}, model.checksums(torch.float32), is_sharded)
+
+
+def test_each_model_folder_has_its_own_entries(folder: Path, cache: Path) -> None:
+    before = fingerprint(folder)
+    assert fingerprint(folder.rename(folder.with_name("moved"))) == before
+    assert len(list(cache.glob("*.json"))) == 2
