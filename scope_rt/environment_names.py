@@ -6,6 +6,8 @@ from difflib import get_close_matches
 from scope_contracts.errors import UserInputError
 
 PREFIX = "SCOPE_"
+LOG_LEVEL = "SCOPE_LOG_LEVEL"
+"""Read where a command sets up its log, and no part of a stream's configuration."""
 INTERNAL_VARIABLES = frozenset({"SCOPE_RESTARTS_AFTER_PROGRESS", "SCOPE_FAULTS", "SCOPE_DISARM"})
 """No settings of a person: the launcher, the break-it suite and tests give them to ranks."""
 
@@ -18,14 +20,15 @@ def unknown_variables(environ: Mapping[str, str], settings: Collection[str]) -> 
         settings: the variables that the configuration reads.
 
     Returns:
-        For each unknown variable the nearest one of `settings`, "" where none is near.
+        For each unknown variable the nearest one that a person may set, "" where none is near.
     """
     names = sorted(
         name
         for name in environ
-        if name.startswith(PREFIX) and name not in settings and name not in INTERNAL_VARIABLES
+        if name.startswith(PREFIX) and name not in {*settings, LOG_LEVEL, *INTERNAL_VARIABLES}
     )
-    nearest = {name: get_close_matches(name, sorted(settings), n=1, cutoff=0.75) for name in names}
+    offered = sorted({*settings, LOG_LEVEL})
+    nearest = {name: get_close_matches(name, offered, n=1, cutoff=0.75) for name in names}
     return {name: near[0] if near else "" for name, near in nearest.items()}
 
 

@@ -1,5 +1,6 @@
 """Every failure we foresee ends as one sentence and an exit code, no traceback."""
 
+import logging
 import os
 import signal
 import sys
@@ -11,18 +12,29 @@ from scope_runners.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 _COMMAND = "scope-rt"
 
 
-def guarded(command: Callable[[], int], *, speaker: str = _COMMAND) -> int:
-    """Run `command`; what it raises becomes one sentence of `speaker` and the exit code for it."""
+def guarded(
+    command: Callable[[], int], *, speaker: str = _COMMAND, log: logging.Logger | None = None
+) -> int:
+    """Run `command`; what it raises becomes one sentence of `speaker` and the exit code for it.
+
+    Where there is a `log`, that has the sentence, with the error's name, and nothing is printed.
+    """
     try:
         return command()
     except ScopeError as error:
-        print(f"{speaker}: {error}", file=sys.stderr)
-        if error.runbook is not None and speaker == _COMMAND:  # once, not by every rank
-            print(f"{speaker}: to read it: scope-rt runbook {error.runbook}", file=sys.stderr)
+        if log is not None:
+            log.error("%s: %s", type(error).__name__, error)
+        else:
+            print(f"{speaker}: {error}", file=sys.stderr)
+            if error.runbook is not None and speaker == _COMMAND:
+                print(f"{speaker}: to read it: scope-rt runbook {error.runbook}", file=sys.stderr)
         return BAD_INPUT if isinstance(error, UserInputError) else FAILED
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
+        if log is not None:
+            log.warning("interrupted")
+            return INTERRUPTED
         print(f"{speaker}: interrupted", file=sys.stderr)
         return INTERRUPTED

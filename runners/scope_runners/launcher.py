@@ -6,12 +6,13 @@ sit in sessions of their own: a terminal's Ctrl-C reaches the launcher alone, wh
 rank0 to end the stream in order.
 """
 
+import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scope_rt.mesh.rendezvous import host_store
+from scope_runners import logs
 from scope_runners.fork_server import Event
 from scope_runners.rank_group import Attempt, RankGroup
 from scope_runners.stop_request import taking_stop_signals
@@ -33,6 +34,7 @@ class Restarts:
 
 
 NO_RESTARTS = Restarts()
+_LOG = logging.getLogger(__name__)
 
 
 class Progress:
@@ -55,10 +57,13 @@ def launch(
     num_ranks: int,
     threads: int = 1,
     restarts: Restarts = NO_RESTARTS,
+    stream: str = "-",
 ) -> int:
     """Run `module.main(argv)` as `num_ranks` ranks; see `launch_attempts`."""
     attempt = Attempt(argv=argv, num_ranks=num_ranks)
-    return launch_attempts(module, lambda _: attempt, threads=threads, restarts=restarts)
+    return launch_attempts(
+        module, lambda _: attempt, threads=threads, restarts=restarts, stream=stream
+    )
 
 
 def launch_attempts(
@@ -68,6 +73,7 @@ def launch_attempts(
     threads: int = 1,
     restarts: Restarts = NO_RESTARTS,
     on_event: Callable[[int, Event], None] = lambda attempt, event: None,
+    stream: str = "-",
 ) -> int:
     """Run `module.main` as the ranks of `attempt_of(0)`; when one fails, of `attempt_of(1)`, ...
 
@@ -75,11 +81,13 @@ def launch_attempts(
     Ranks find the number of their attempt in `TORCHELASTIC_RESTART_COUNT`; below
     `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case, and where
     `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one.
-    `on_event` is told, with the number of the attempt, which ranks start and end.
+    `on_event` is called with the number of the attempt and which rank started or ended; `stream` is
+    how the log calls the stream.
 
     Returns the exit code of the last attempt's first failing rank; one that a signal ended counts
     as 128 + signal, as in a shell.
     """
+    logs.set_up(source="launcher", stream=stream)
     store = host_store()
     environ = {
         # One thread, so that forking is safe; and no stack traces for connections that end.
@@ -113,11 +121,7 @@ def _repeat(group: RankGroup, attempt_of: Callable[[int], Attempt], restarts: Re
         came_further = restarts.made_progress is not None and restarts.made_progress()
         fruitless = 1 if came_further else fruitless + 1
         if fruitless > restarts.most:
-            _say(f"{failure}; {restarts.most} starts brought the stream no further")
+            _LOG.error("%s; %d starts brought the stream no further", failure, restarts.most)
             return failure.code
-        _say(f"{failure}; starting again ({fruitless} of {restarts.most})")
+        _LOG.warning("%s; starting again (%d of %d)", failure, fruitless, restarts.most)
         number += 1
-
-
-def _say(sentence: str) -> None:
-    print(f"scope-rt: {sentence}", file=sys.stderr, flush=True)

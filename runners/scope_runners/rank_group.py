@@ -4,9 +4,9 @@ Everything that happens comes through one queue, in order; every wait for ranks 
 after which they are sent SIGTERM, and at last SIGKILL.
 """
 
+import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -32,6 +32,7 @@ ORDERLY_END_S = 15.0
 """How long an orderly end may take, once rank0 was asked for it or has reached it."""
 _LOOK_S = 1.0
 """How often to look whether the fork server was stopped."""
+_LOG = logging.getLogger(__name__)
 
 
 def _nothing_more(rank: int) -> Mapping[str, str]:
@@ -96,10 +97,12 @@ class RankGroup:
                 self._on_event(number, event)
             match event:
                 case RankStarted(rank, pid):
+                    _LOG.info("attempt %d: rank %d is process %d", number, rank, pid)
                     self._pids[rank] = pid
                     if rank == 0 and self._stopped_by is not None:
                         self._pass_on(self._stopped_by)
                 case RankEnded(rank, code):
+                    _LOG.info("attempt %d: rank %d ended with %d", number, rank, code)
                     self._running.discard(rank)
                     rank0_is_done |= rank == 0 and not code
                     if code:
@@ -173,7 +176,7 @@ class RankGroup:
             self._signals_left = [signal.SIGKILL]
         elif end.code < 0 and self._stopped_by is None:
             name = signal.Signals(-end.code).name
-            print(f"rank {end.rank}: ended by {name}; stopping the other ranks", file=sys.stderr)
+            _LOG.warning("rank %d ended by %s; stopping the other ranks", end.rank, name)
 
     def _failure(self, *, is_final: bool) -> Failure | None:
         """What ended the attempt: a signal from outside rather than what others made of it."""
@@ -222,7 +225,7 @@ class RankGroup:
             self._num_unprompted = len(self._failed)
         signum = self._signals_left.pop(0)
         if signum == signal.SIGKILL and self._stopped_by is not None and self._running:
-            print(f"scope-rt: ending {named(sorted(self._running))} at once", file=sys.stderr)
+            _LOG.warning("ending %s at once", named(sorted(self._running)))
         self._signal(signum, self._running)
         patience_s = TERMINATE_S
         if signum == signal.SIGTERM and self._may_conclude():

@@ -1,14 +1,18 @@
-"""A rank can be told from the others: by the number its errors carry, and by its process's name.
+"""A rank is told from the others by the lines it logs and by the name of its process.
 
-Rank0, or a process alone, speaks for the command.
+Rank0, or a process alone, prints the sentence with which the command ends.
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from scope_rt.config import RuntimeConfig
+from scope_runners import logs
 from scope_runners.guarded import guarded
+
+_LOG = logging.getLogger(__name__)
 
 
 def guarded_rank(run: Callable[[], int]) -> int:
@@ -20,6 +24,7 @@ def guarded_rank(run: Callable[[], int]) -> int:
         if config.launched:
             with suppress(OSError):  # there is no /proc
                 Path("/proc/self/comm").write_text(f"scope-rank{rank}")
-        return guarded(run, speaker=f"rank {rank}" if rank else "scope-rt")
+        logs.set_up(source=f"rank{rank}")
+        return guarded(run, log=_LOG if rank else None)
 
     return guarded(run_as_rank)

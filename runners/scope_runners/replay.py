@@ -33,6 +33,7 @@ from scope_rt.models.past import Past, own_past
 from scope_rt.models.recipe import Recipe
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.tensors import TORCH_DTYPES
+from scope_runners import logs
 from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
@@ -121,7 +122,14 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
                 f"the replay needs {ranks} GPUs, this machine has {num_gpus}; "
                 "set CUDA_VISIBLE_DEVICES= to use the CPU"
             )
-        return launch("scope_runners.replay", argv, num_ranks=ranks, threads=namespace.threads)
+        return launch(
+            "scope_runners.replay",
+            argv,
+            num_ranks=ranks,
+            threads=namespace.threads,
+            stream=job.recording.name,
+        )
+    logs.set_up(source=f"rank{config.rank}", stream=job.recording.name)
     torch.set_num_threads(namespace.threads)
     job.topology.check_world_size(config.world_size)
     if config.rank != 0:

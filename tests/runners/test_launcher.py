@@ -1,6 +1,7 @@
 """A group of ranks ends as one, within bounds, whatever happens to a rank or to the launcher."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from scope_runners.launcher import Progress, Restarts
 from scope_runners.rank_group import LINGER_S, ORDERLY_END_S, Attempt
 
 HEEDED = (signal.SIGINT, signal.SIGHUP)
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ([A-Z]+) launcher stream=-: (.*)")
 BOUND_S = LINGER_S + TERMINATE_S + 2
 SCRIPT = '''
 import os, pathlib, signal, sys, time
@@ -125,6 +127,12 @@ def wait_for(condition: Callable[[], bool], *, seconds: float = 60) -> bool:
     return condition()
 
 
+def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """The level and the sentence of every line that the launcher logged."""
+    found = [LINE.fullmatch(line) for line in capfd.readouterr().err.splitlines()]
+    return [f"{line[1]}: {line[2]}" for line in found if line is not None]
+
+
 def test_all_done_is_exit_code_0() -> None:
     assert launch("0", "0")[0] == 0
 
@@ -136,7 +144,7 @@ def test_a_killed_rank_ends_the_group_within_bounds(
     assert code == 128 + signal.SIGKILL
     assert elapsed_s < BOUND_S + 5
     assert not any(is_running(note) for note in folder.glob("*.started"))
-    assert capfd.readouterr().err == "rank 1: ended by SIGKILL; stopping the other ranks\n"
+    assert said(capfd) == ["WARNING: rank 1 ended by SIGKILL; stopping the other ranks"]
 
 
 def test_peers_may_still_speak_and_the_first_failure_counts(
@@ -243,8 +251,7 @@ def test_a_lost_rank_makes_all_start_again_and_a_stopped_peer_does_not_outlive_i
 ) -> None:
     assert launch_again("sleep/0", "die/0", "stop/0") == 0
     assert not any(is_running(note) for note in folder.glob("*.started"))
-    said = "scope-rt: rank 1 ended by SIGKILL; starting again (1 of 3)\n"
-    assert capfd.readouterr().err == said
+    assert said(capfd) == ["WARNING: rank 1 ended by SIGKILL; starting again (1 of 3)"]
     assert (folder / "imports").read_text() == "x", "a restart imports nothing again"
 
 
@@ -253,11 +260,11 @@ def test_a_group_is_given_up_when_starts_bring_no_progress(
 ) -> None:
     assert launch_again("7", most=2, progress=[False, True, False, False]) == 7
     assert len(list(folder.glob("*.started"))) == 4
-    assert capfd.readouterr().err.splitlines() == [
-        "scope-rt: rank 0 failed; starting again (1 of 2)",
-        "scope-rt: rank 0 failed; starting again (1 of 2)",
-        "scope-rt: rank 0 failed; starting again (2 of 2)",
-        "scope-rt: rank 0 failed; 2 starts brought the stream no further",
+    assert said(capfd) == [
+        "WARNING: rank 0 failed; starting again (1 of 2)",
+        "WARNING: rank 0 failed; starting again (1 of 2)",
+        "WARNING: rank 0 failed; starting again (2 of 2)",
+        "ERROR: rank 0 failed; 2 starts brought the stream no further",
     ]
 
 

@@ -50,6 +50,8 @@ def test_a_rank_whose_peer_never_comes_says_so_and_leaves_nothing(tmp_path: Path
         timeout=60,
     )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("rank 1: meeting the other ranks")
+    last = done.stderr.splitlines()[-1]
+    assert "Z ERROR rank1 stream=" in last
+    assert ": LinkTimeoutError: meeting the other ranks" in last
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from scope_rt.config import VARIABLES, RuntimeConfig
-from scope_rt.environment_names import INTERNAL_VARIABLES
+from scope_rt.environment_names import INTERNAL_VARIABLES, LOG_LEVEL
+from scope_runners import logs
 from scope_runners.main import main
 
 RUNBOOKS = Path(__file__).parents[2] / "runbooks"
@@ -25,7 +26,7 @@ def rows(page: str) -> list[list[str]]:
 
 def test_every_variable_is_documented_and_every_documented_one_is_read() -> None:
     names = [row[0].removesuffix(" =").strip("`") for row in rows("settings.md")]
-    assert sorted(names) == sorted(VARIABLES)
+    assert sorted(names) == sorted({*VARIABLES, LOG_LEVEL})
     page = (RUNBOOKS / "settings.md").read_text()
     assert all(f"`{name}`" in page for name in INTERNAL_VARIABLES)
 
@@ -35,6 +36,7 @@ def test_the_documented_defaults_are_those_of_the_reader() -> None:
     for name, default, *_ in rows("settings.md"):
         if re.fullmatch(r"`.+`", default):
             given[name.removesuffix(" =").strip("`")] = default.strip("`")
+    assert given.pop(LOG_LEVEL) == logs.DEFAULT_LEVEL
     assert len(given) == 10
     untouched = RuntimeConfig.from_environment({})
     for name, value in given.items():

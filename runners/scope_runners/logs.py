@@ -1,0 +1,63 @@
+"""What happens to a run while it runs is said on stderr, one line an event, in one format.
+
+    2026-11-22T01:02:03Z WARNING launcher stream=video.mp4: rank 1 ended by SIGKILL; starting again
+
+Time in UTC, level, who says it (`launcher`, or `rank` and its number), which stream, and what. Code
+logs through `logging.getLogger(__name__)`. What a command prints as its result, and the sentence
+with which it ends (`scope-rt: ...`), are for a person and have no such head.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from scope_contracts.errors import UserInputError
+from scope_rt.environment_names import LOG_LEVEL
+from scope_runners.wording import printable
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+DEFAULT_LEVEL = "WARNING"
+_PACKAGES = ("scope_rt", "scope_runners")
+_MOST_CHARACTERS = 4000
+
+
+def set_up(*, source: str, stream: str = "-", environ: Mapping[str, str] | None = None) -> None:
+    """Let this process log as `source` about `stream`; a later call replaces an earlier one.
+
+    Raises:
+        UserInputError: `SCOPE_LOG_LEVEL` is no level.
+    """
+    level = (os.environ if environ is None else environ).get(LOG_LEVEL, DEFAULT_LEVEL)
+    if level not in LEVELS:
+        raise UserInputError(f"{LOG_LEVEL} is {level!r}; choose one of {', '.join(LEVELS)}")
+    handler = _StderrHandler()
+    handler.setFormatter(LineFormatter(source=source, stream=stream))
+    for package in _PACKAGES:
+        logger = logging.getLogger(package)
+        logger.setLevel(level)
+        logger.handlers = [handler]
+        logger.propagate = False
+
+
+class LineFormatter(logging.Formatter):
+    """One line an event, whatever its message holds."""
+
+    def __init__(self, *, source: str, stream: str) -> None:
+        super().__init__()
+        self._head = f"{source} stream={printable(stream)}"
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+        line = " ".join(record.getMessage().splitlines())
+        return f"{at} {record.levelname} {self._head}: {printable(line, most=_MOST_CHARACTERS)}"
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to what is standard error at that moment; a log that nobody reads ends no stream."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError, ValueError):
+            print(self.format(record), file=sys.stderr, flush=True)

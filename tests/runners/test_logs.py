@@ -1,0 +1,75 @@
+"""A run says what happens to it in lines that an operator can sort and search."""
+
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from scope_contracts.errors import PeerLostError, UserInputError
+from scope_runners import logs
+from scope_runners.guarded import guarded
+
+LOG = logging.getLogger("scope_runners.launcher")
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("scope_rt", "scope_runners")]
+    before = [(logger.level, logger.handlers, logger.propagate) for logger in loggers]
+    yield
+    for logger, (level, handlers, propagate) in zip(loggers, before, strict=True):
+        logger.level, logger.handlers, logger.propagate = level, handlers, propagate
+
+
+def test_a_line_has_time_level_source_stream_and_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    logs.set_up(source="rank2", stream="video.mp4", environ={})
+    LOG.warning("rank %d ended by %s", 1, "SIGKILL")
+    line = capsys.readouterr().err
+    head = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ WARNING rank2 stream=video\.mp4: "
+    assert re.fullmatch(head + "rank 1 ended by SIGKILL\n", line)
+
+
+def test_the_time_is_utc(capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.LogRecord("scope_rt", logging.INFO, "", 0, "said", None, None)
+    record.created = 0.0
+    line = logs.LineFormatter(source="rank0", stream="-").format(record)
+    assert line == "1970-01-01T00:00:00Z INFO rank0 stream=-: said"
+
+
+def test_an_event_is_one_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up(source="rank0", environ={})
+    LOG.error("two\nlines \x1b[2J")
+    assert capsys.readouterr().err.endswith("ERROR rank0 stream=-: two lines ?[2J\n")
+
+
+@pytest.mark.parametrize(
+    ("level", "said"), [("INFO", ["INFO", "WARNING"]), (None, ["WARNING"]), ("ERROR", [])]
+)
+def test_the_level_is_the_variables(
+    level: str | None, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.set_up(source="rank0", environ={} if level is None else {"SCOPE_LOG_LEVEL": level})
+    LOG.info("started")
+    LOG.warning("lost")
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == said
+
+
+def test_a_level_that_is_none_is_refused() -> None:
+    with pytest.raises(UserInputError, match="SCOPE_LOG_LEVEL is 'loud'; choose one of DEBUG, INF"):
+        logs.set_up(source="rank0", environ={"SCOPE_LOG_LEVEL": "loud"})
+
+
+def test_a_mesh_ranks_error_is_logged_with_its_name_and_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def lose() -> int:
+        raise PeerLostError("receive from rank 1: rank 2 closed the connection")
+
+    logs.set_up(source="rank1", stream="video.mp4", environ={})
+    assert guarded(lose, log=LOG) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert " ERROR rank1 stream=video.mp4: PeerLostError: receive from rank 1: " in line
+    assert line.endswith("; see runbooks/rank-loss.md")
