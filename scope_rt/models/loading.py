@@ -4,7 +4,8 @@
     model/transformer/               config.json + *.safetensors, diffusers or original Wan names
     model/vae/  model/text_encoder/  each with a config.json naming its class
 
-Only this file decides which class a folder's parts become.
+`weight_files` reads the weights, `folder_contents` tells what is in the files, `registry` knows who
+loads codec and text encoder.
 """
 
 from collections.abc import Mapping
