@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from scope_lab.soak import chaos, run
-from scope_lab.soak.diary import Weighed
+from scope_lab.soak import fault_injector, run
+from scope_lab.soak.event_log import MemorySampled
 from scope_lab.soak.memory import LAUNCHER, LONG_S, complaints, growths, watched
 from scope_runners.launcher import Restarts
 from tests.tiny_folder import write_tiny_folder
@@ -97,7 +97,7 @@ class StuckLauncher:
                 self._asked.get(timeout=30)
         finally:
             signal.signal(signal.SIGTERM, before)
-        time.sleep(4 * chaos.ASK_S)
+        time.sleep(4 * fault_injector.ASK_S)
         return 128 + signal.SIGTERM
 
     def kill(self, pid: int, signum: int) -> None:
@@ -121,15 +121,15 @@ def test_a_soak_in_which_nothing_moves_is_given_up_with_a_report_and_not_interru
     capsys: pytest.CaptureFixture[str],
     num_asked: int,
 ) -> None:
-    monkeypatch.setattr(chaos, "STALL_S", 0.2)
-    monkeypatch.setattr(chaos, "ASK_S", 0.1)
-    stuck, close = StuckLauncher(num_asked=num_asked), chaos.Chaos.close
+    monkeypatch.setattr(fault_injector, "STALL_S", 0.2)
+    monkeypatch.setattr(fault_injector, "ASK_S", 0.1)
+    stuck, close = StuckLauncher(num_asked=num_asked), fault_injector.FaultInjector.close
 
-    def close_at_last(breaker: chaos.Chaos) -> None:
+    def close_at_last(breaker: fault_injector.FaultInjector) -> None:
         close(breaker)
         breaker._thread.join(30)  # which `STALL_S` bounds too
 
-    monkeypatch.setattr(chaos.Chaos, "close", close_at_last)
+    monkeypatch.setattr(fault_injector.FaultInjector, "close", close_at_last)
     monkeypatch.setattr(os, "kill", stuck.kill)
     monkeypatch.setattr(run, "launch_attempts", stuck)
     monkeypatch.setattr(run, "replayed", lambda *what, **how: None)
@@ -166,7 +166,7 @@ def test_a_soak_whose_ranks_are_started_in_vain_has_failed_and_was_not_interrupt
     assert "the launcher ended with 1" in report["complaints"]
 
 
-def test_a_soak_that_a_person_ends_can_be_gone_on_with(
+def test_a_soak_that_a_person_ends_can_be_resumed(
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -184,27 +184,30 @@ def test_a_soak_that_a_person_ends_can_be_gone_on_with(
     monkeypatch.setattr(run, "launch_attempts", launch)
     folder = tmp_path / "soak"
     assert run.main(["--model", str(model), "--minutes", "0.2", "--out", str(folder)]) == 130
-    assert "soak: interrupted; go on with --resume" in capsys.readouterr().err
+    assert "soak: interrupted; resume it with --resume" in capsys.readouterr().err
     assert not (folder / "report.json").exists()
 
 
-def weighed(rank: int, num: int) -> list[Weighed]:
+def samples_of(rank: int, num: int) -> list[MemorySampled]:
     return [
-        Weighed(at_s=2.0 * n, attempt=0, rank=rank, rss_bytes=2**20, num_shown=16)
+        MemorySampled(at_s=2.0 * n, attempt=0, rank=rank, rss_bytes=2**20, num_shown=16)
         for n in range(num)
     ]
 
 
 def test_memory_is_called_flat_only_where_it_was_watched() -> None:
-    lasting = weighed(LAUNCHER, 20)
-    seen, brief = growths(lasting + weighed(0, 8) + weighed(2, 8)), growths(lasting + weighed(0, 7))
+    lasting = samples_of(LAUNCHER, 20)
+    seen, brief = (
+        growths(lasting + samples_of(0, 8) + samples_of(2, 8)),
+        growths(lasting + samples_of(0, 7)),
+    )
     assert watched(seen) == "launcher, rank 0, rank 2"
     assert watched(brief) == "launcher, no rank lived long enough to tell"
 
 
 def test_a_long_soak_that_watched_no_rank_is_a_complaint() -> None:
-    long_s, lasting = LONG_S + 1.0, weighed(LAUNCHER, 20)
+    long_s, lasting = LONG_S + 1.0, samples_of(LAUNCHER, 20)
     unseen = ["no rank was seen for long enough to tell whether it grows"]
     assert complaints(growths(lasting), stream_s=long_s) == unseen
     assert complaints(growths(lasting), stream_s=LONG_S) == []
-    assert complaints(growths(lasting + weighed(1, 8)), stream_s=long_s) == []
+    assert complaints(growths(lasting + samples_of(1, 8)), stream_s=long_s) == []

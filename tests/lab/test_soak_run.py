@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from scope_lab.soak import memory, run
-from scope_lab.soak.chaos import Chaos
-from scope_lab.soak.diary import Diary, Shown, Weighed
+from scope_lab.soak.event_log import EventLog, MemorySampled, Shown
+from scope_lab.soak.fault_injector import FaultInjector
 from scope_lab.soak.job import SoakJob
 from scope_lab.soak.memory import LAUNCHER, MOST_GROWTH_BYTES, growths
 from scope_lab.soak.recovery import untried
@@ -36,12 +36,12 @@ def soak(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def num_shown(folder: Path) -> int:
-    return sum(isinstance(line, Shown) for line in Diary(folder / "diary.jsonl").read().new())
+    return sum(isinstance(line, Shown) for line in EventLog(folder / "events.jsonl").read().new())
 
 
 @pytest.fixture(scope="module")
 def soaked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plain]:
-    """The folder of a soak that was killed and gone on with, and what it said."""
+    """The folder of a soak that was killed and resumed, and its report."""
     model = write_tiny_folder(tmp_path_factory.mktemp("model"))
     folder = tmp_path_factory.mktemp("soak") / "run"
     arguments = ["--model", str(model), "--minutes", "0.4", "--plan", "pp1", "--tp", "1"]
@@ -72,12 +72,12 @@ def test_a_stream_loses_nothing_while_its_ranks_and_its_launcher_die(
 
 
 def judged(soaked: tuple[Path, Plain], folder: Path, edit: Callable[[list[Plain]], None]) -> str:
-    """The complaints about a copy of the soak whose diary was edited."""
+    """The complaints about a copy of the soak whose event log was edited."""
     shutil.copytree(soaked[0], folder)
-    diary = folder / "diary.jsonl"
-    lines = [json.loads(line) for line in diary.read_text().splitlines()]
+    event_log = folder / "events.jsonl"
+    lines = [json.loads(line) for line in event_log.read_text().splitlines()]
     edit(lines)
-    diary.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    event_log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return "; ".join(verdict(folder).complaints)
 
 
@@ -113,15 +113,15 @@ def show_other_pictures(lines: list[Plain]) -> None:
 
 
 def forget_the_faults(lines: list[Plain]) -> None:
-    lines[:] = [line for line in lines if line["kind"] != "broken"]
+    lines[:] = [line for line in lines if line["kind"] != "fault_injected"]
 
 
-def weigh_nothing(lines: list[Plain]) -> None:
-    lines[:] = [line for line in lines if line["kind"] != "weighed"]
+def leave_out_memory(lines: list[Plain]) -> None:
+    lines[:] = [line for line in lines if line["kind"] != "memory_sampled"]
 
 
 def forget_a_cue(lines: list[Plain]) -> None:
-    lines.remove(nth(lines, "seen", 2))
+    lines.remove(nth(lines, "cue_shown", 2))
 
 
 def take_long(lines: list[Plain]) -> None:
@@ -131,7 +131,7 @@ def take_long(lines: list[Plain]) -> None:
 
 
 def notice_late(lines: list[Plain]) -> None:
-    last = nth(lines, "broken", -1)["attempt"]
+    last = nth(lines, "fault_injected", -1)["attempt"]
     for line in lines:
         line["at_s"] += 3.0 * (line["attempt"] == last and line["kind"] in ("failed", "ended"))
 
@@ -150,7 +150,7 @@ def never_go_on(lines: list[Plain]) -> None:
         (show_other_pictures, "the video shows something else at chunks"),
         (forget_the_faults, "ended without a fault"),
         (forget_the_faults, "(stop of rank 1) did not happen"),
-        (weigh_nothing, "no process was seen for long enough to tell whether it grows"),
+        (leave_out_memory, "no process was seen for long enough to tell whether it grows"),
         (forget_a_cue, "was never seen"),
         (take_long, "s to its first chunk"),
         (notice_late, "was noticed after"),
@@ -167,7 +167,7 @@ def test_every_check_can_fail(
 
 
 def weigh_no_rank(lines: list[Plain]) -> None:
-    lines[:] = [line for line in lines if line["kind"] != "weighed" or line["rank"] < 0]
+    lines[:] = [line for line in lines if line["kind"] != "memory_sampled" or line["rank"] < 0]
 
 
 def test_memory_is_not_called_flat_for_ranks_that_nobody_has_weighed(
@@ -233,17 +233,17 @@ def test_chaos_that_ends_before_the_soak_does_is_a_complaint(
 ) -> None:
     folder = shutil.copytree(soaked[0], tmp_path / "run")
 
-    def calm(threshold: float) -> bool:
-        raise RuntimeError("the chaos is tired")
+    def fail(threshold: float) -> bool:
+        raise RuntimeError("the injector has failed")
 
-    chaos = Chaos(SoakJob.load(folder), [], first_attempt=0)
-    monkeypatch.setattr(chaos, "_break", calm)
-    chaos.start()
+    injector = FaultInjector(SoakJob.load(folder), [], first_attempt=0)
+    monkeypatch.setattr(injector, "_inject", fail)
+    injector.start()
     deadline_s = time.monotonic() + 60
-    while is_alive("chaos") and time.monotonic() < deadline_s:
+    while is_alive("fault-injector") and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    chaos.close()
-    assert "the chaos ended before the soak did" in verdict(folder).complaints
+    injector.close()
+    assert "the fault injector ended before the soak did" in verdict(folder).complaints
 
 
 def is_alive(name: str) -> bool:
@@ -272,15 +272,15 @@ def test_a_rank_that_ends_while_it_is_swept_up_is_no_error(
     assert run.main(["--resume", "--out", str(folder)]) == 130
 
 
-def weighed(sizes: list[float]) -> list[Weighed]:
+def samples_of(sizes: list[float]) -> list[MemorySampled]:
     return [
-        Weighed(at_s=5.0 * n, attempt=0, rank=LAUNCHER, rss_bytes=int(size), num_shown=0)
+        MemorySampled(at_s=5.0 * n, attempt=0, rank=LAUNCHER, rss_bytes=int(size), num_shown=0)
         for n, size in enumerate(sizes)
     ]
 
 
-def test_a_process_that_grows_is_told_from_one_that_is_noisy() -> None:
+def test_a_process_that_grows_is_distinguished_from_one_that_varies() -> None:
     noise = [300e6 + 30e6 * (n % 7 == 0) for n in range(100)]
     leak = [300e6 + 1.5 * MOST_GROWTH_BYTES / 100 * n for n in range(100)]
-    assert [growth.is_flat for growth in growths(weighed(noise))] == [True]
-    assert [growth.is_flat for growth in growths(weighed(leak))] == [False]
+    assert [growth.is_flat for growth in growths(samples_of(noise))] == [True]
+    assert [growth.is_flat for growth in growths(samples_of(leak))] == [False]

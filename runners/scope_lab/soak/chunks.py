@@ -1,6 +1,6 @@
 """Every chunk was shown once and in order, but for those that a live hard cut has dropped.
 
-The diary says what the consumer was handed, the recording what was planned; they are compared.
+The event log says what the consumer was handed, the recording what was planned; they are compared.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,8 @@ from pathlib import Path
 from scope_contracts.errors import ScopeError
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Control, Dropped, Finished, Opened, Planned, Record
-from scope_lab.soak import diary
-from scope_lab.soak.diary import Line, Shown, held
+from scope_lab.soak import event_log
+from scope_lab.soak.event_log import Line, Shown, acknowledged
 from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
 
 
@@ -31,8 +31,13 @@ class Compared:
 
 
 def compare(lines: Sequence[Line], recording: Path, *, num_chunks: int) -> Compared:
-    """Compare the diary with the recording."""
-    chunks, stream, dropped, found = held(lines), RecordedStream(), frozenset[int](), list[str]()
+    """Compare the event log with the recording."""
+    chunks, stream, dropped, found = (
+        acknowledged(lines),
+        RecordedStream(),
+        frozenset[int](),
+        list[str](),
+    )
     try:
         with open_recording(recording) as file:
             reader = LogReader(file)
@@ -122,7 +127,7 @@ def _shown_again(lines: Sequence[Line]) -> tuple[int, list[str]]:
     chunks, before, found, num_again = list[Shown](), dict[int, Shown](), list[str](), 0
     for line in lines:
         match line:
-            case diary.Opened(num_held=num_held, resumed_at_chunk=first):
+            case event_log.Opened(num_held=num_held, resumed_at_chunk=first):
                 lacking = chunks[num_held:]
                 before = {c.number: c for c in lacking if c.chunk_index < first}
                 del chunks[num_held:]

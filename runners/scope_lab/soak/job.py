@@ -1,4 +1,4 @@
-"""A soak is a folder: what all its processes are told lies in it, and what they leave."""
+"""A soak is a folder: the settings of all its processes, and what they write."""
 
 import fcntl
 import json
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
-from scope_lab.soak.schedule import Schedule, Weather, schedule_of
+from scope_lab.soak.schedule import FaultRates, Schedule, schedule_of
 from scope_rt.mesh.topology import Topology
 
 HEARTBEAT_S = 5.0
@@ -42,7 +42,7 @@ class SoakJob:
             self.seed,
             num_chunks=self.num_chunks,
             topology=self.topology,
-            weather=Weather(
+            rates=FaultRates(
                 chunk_s=self.chunk_s,
                 fault_every_s=self.fault_every_s,
                 cue_every_s=self.cue_every_s,
@@ -55,8 +55,8 @@ class SoakJob:
         return Path(self.folder) / name
 
     @property
-    def diary(self) -> Path:
-        return self.path("diary.jsonl")
+    def event_log(self) -> Path:
+        return self.path("events.jsonl")
 
     def injected_log(self, attempt: int) -> Path:
         """Where the faults of an attempt's ranks are written down."""
@@ -68,8 +68,8 @@ class SoakJob:
         return sorted((int(path.name.split(".")[1]), path) for path in paths)
 
     @property
-    def speech(self) -> Path:
-        """What the ranks print."""
+    def rank_output(self) -> Path:
+        """Standard output and standard error of the ranks."""
         return self.path("ranks.txt")
 
     @property
@@ -85,7 +85,7 @@ class SoakJob:
         return self.path("stream.mp4")
 
     def save(self) -> None:
-        """Write it where the ranks, and a soak that goes on, read it."""
+        """Write it where the ranks, and a resumed soak, read it."""
         self.path("job.json").write_text(json.dumps(asdict(self), indent=2))
 
     @contextmanager
@@ -115,4 +115,4 @@ class SoakJob:
             plain: dict[str, Any] = json.loads((folder / "job.json").read_text())
             return cls(**(plain | {"folder": str(folder), "plan": PlanId(plain["plan"])}))
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise UserInputError(f"{folder} has no soak to go on with ({error})") from error
+            raise UserInputError(f"{folder} has no soak to resume ({error})") from error

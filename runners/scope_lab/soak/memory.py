@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scope_lab.soak.diary import Weighed
+from scope_lab.soak.event_log import MemorySampled
 
 LAUNCHER, FORK_SERVER = -1, -2
 MOST_GROWTH_BYTES = 16 * 2**20
@@ -30,7 +30,7 @@ class Growth:
 
     process: str
     rank: int
-    """As of `Weighed`: below 0 it is none."""
+    """As of `MemorySampled`: below 0 it is none."""
     median_bytes: int
     slope_per_hour: float
     seen_s: float
@@ -65,10 +65,10 @@ def _status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def growths(samples: Iterable[Weighed]) -> list[Growth]:
+def growths(samples: Iterable[MemorySampled]) -> list[Growth]:
     """How every process of a soak grows, as far as there are samples enough to tell."""
-    by_life = defaultdict[tuple[int, int], list[Weighed]](list)
-    lasting = defaultdict[int, list[Weighed]](list)
+    by_life = defaultdict[tuple[int, int], list[MemorySampled]](list)
+    lasting = defaultdict[int, list[MemorySampled]](list)
     for sample in samples:
         if sample.rank < 0:
             lasting[sample.rank].append(sample)
@@ -112,7 +112,7 @@ def watched(grown: Sequence[Growth]) -> str:
     return ", ".join(names)
 
 
-def _growth(process: str, samples: Sequence[Weighed]) -> Growth | None:
+def _growth(process: str, samples: Sequence[MemorySampled]) -> Growth | None:
     if len(samples) < _FEWEST:
         return None
     return Growth(

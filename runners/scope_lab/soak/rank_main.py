@@ -1,7 +1,7 @@
-"""One rank of a soak: it streams and writes as any program would, and keeps a diary.
+"""One rank of a soak: it streams and writes as any program would, and keeps an event log.
 
-Rank0 takes chunks at the pace of a player, asks for what the schedule says, and goes on asking
-until what it asked for was seen.
+Rank0 takes chunks at the pace of a player, and sends the cues of the schedule until chunks show
+them.
 """
 
 import hashlib
@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 
-from scope_lab.soak.diary import Diary, Failed, Log, Noted, Opened, Shown, Started, held
+from scope_lab.soak.event_log import (
+    AttemptLog,
+    Complaint,
+    EventLog,
+    Failed,
+    Opened,
+    Shown,
+    Started,
+    acknowledged,
+)
 from scope_lab.soak.job import SoakJob
 from scope_lab.soak.steering import Steering
 from scope_lab.soak.video import thumbnail
@@ -24,7 +33,7 @@ from scope_rt.session import StreamSession
 from scope_rt.video.writer import VideoWriter
 from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.guarded import guarded
-from scope_runners.witness import Witness, speak_into
+from scope_runners.watched_rank import EndReport, redirect_output
 
 
 def main(argv: Sequence[str]) -> int:
@@ -32,24 +41,24 @@ def main(argv: Sequence[str]) -> int:
     of the monotonic clock."""
     job, config = SoakJob.load(Path(argv[0])), RuntimeConfig.from_environment()
     torch.set_num_threads(1)
-    speak_into(job.speech)
-    log = Log(Diary(job.diary), attempt=int(argv[1]))
+    redirect_output(job.rank_output)
+    log = AttemptLog(EventLog(job.event_log), attempt=int(argv[1]))
 
     def run() -> int:
-        log.tell(Started, rank=config.rank, pid=os.getpid())
-        with Witness(partial(_tell_error, log, config.rank)):
+        log.write(Started, rank=config.rank, pid=os.getpid())
+        with EndReport(partial(_report_error, log, config.rank)):
             _stream(job, config, log, began_s=float(argv[2]))
         return 0
 
     return guarded(run, speaker=f"attempt {log.attempt} rank {config.rank}")
 
 
-def _tell_error(log: Log, rank: int, error: BaseException | None) -> None:
+def _report_error(log: AttemptLog, rank: int, error: BaseException | None) -> None:
     if error is not None:
-        log.tell(Failed, rank=rank, error=type(error).__name__, text=str(error))
+        log.write(Failed, rank=rank, error=type(error).__name__, text=str(error))
 
 
-def _stream(job: SoakJob, config: RuntimeConfig, log: Log, *, began_s: float) -> None:
+def _stream(job: SoakJob, config: RuntimeConfig, log: AttemptLog, *, began_s: float) -> None:
     session = StreamSession(
         job.model,
         plan=job.plan,
@@ -69,7 +78,7 @@ def _stream(job: SoakJob, config: RuntimeConfig, log: Log, *, began_s: float) ->
                 raise AssertionError("a mesh rank shows no chunk")
 
 
-def _consume(job: SoakJob, session: StreamSession, log: Log, *, began_s: float) -> None:
+def _consume(job: SoakJob, session: StreamSession, log: AttemptLog, *, began_s: float) -> None:
     """Show, write and steer the stream to its end."""
     resumed_at, recipe = session.resumed_at_chunk, session.recipe
     writer = VideoWriter(
@@ -81,31 +90,34 @@ def _consume(job: SoakJob, session: StreamSession, log: Log, *, began_s: float) 
         keep_on_error=True,
     )
     with writer:
-        log.tell(
+        log.write(
             Opened,
             num_held=writer.held_chunks,
             resumed_at_chunk=-1 if resumed_at is None else resumed_at,
         )
-        lines = list(Diary(job.diary).read().new())
-        number, steering = len(held(lines)), Steering(job.schedule.cues, session, log, lines)
+        lines = list(EventLog(job.event_log).read().new())
+        number, steering = (
+            len(acknowledged(lines)),
+            Steering(job.schedule.cues, session, log, lines),
+        )
         chunks = session.stream(
             job.schedule.first_prompt,
             num_chunks=job.num_chunks,
             num_held=lambda: writer.durable_chunks,
         )
         for chunk in chunks:
-            log.tell(Shown, number=number, **_told(chunk))
-            steering.see(chunk)
+            log.write(Shown, number=number, **_chunk_fields(chunk))
+            steering.check(chunk)
             writer.write(chunk.frames)
             number += 1
-            steering.ask(number)
+            steering.send(number)
             time.sleep(max(0.0, began_s + number * job.chunk_s - time.monotonic()))
     if session.recording_failure is not None:
-        log.tell(Noted, text=session.recording_failure)
+        log.write(Complaint, text=session.recording_failure)
 
 
-def _told(chunk: Chunk) -> dict[str, Any]:
-    """What the diary keeps of a chunk."""
+def _chunk_fields(chunk: Chunk) -> dict[str, Any]:
+    """What the event log keeps of a chunk."""
     return {
         "chunk_index": chunk.chunk_index,
         "cache_epoch": chunk.cache_epoch,

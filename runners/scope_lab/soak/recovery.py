@@ -1,4 +1,4 @@
-"""Every fault that must be noticed is, within its bound, and the stream goes on after it.
+"""Every fault that must be noticed is, within its bound, and the stream continues after it.
 
 Only faults end an attempt, and no attempt ends without one.
 """
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scope_lab.soak.diary import Broken, Ended, Failed, Launched, Line, Opened, Shown
+from scope_lab.soak.event_log import Ended, Failed, FaultInjected, Launched, Line, Opened, Shown
 from scope_lab.soak.job import HEARTBEAT_S
 from scope_lab.soak.schedule import FaultKind, PlannedFault
 from scope_rt.faults import FaultPoint
@@ -63,8 +63,8 @@ class Percentiles:
         )
 
 
-class Course:
-    """When a soak moved and when it ended, in the order of the diary."""
+class Timeline:
+    """When a soak moved and when it ended, in the order of the event log."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self.new: list[tuple[int, float]] = []
@@ -72,7 +72,7 @@ class Course:
         self.ends: dict[int, float] = {}
         """First sign of the end of an attempt."""
         self.errors: dict[int, str] = {}
-        """What the attempt's first failing rank said."""
+        """The error of the attempt's first failing rank."""
         self.opened_s: dict[int, float] = {}
         self.launched: set[int] = set()
         """The attempts before these ended with their launcher, and a person went on."""
@@ -102,23 +102,25 @@ def incidents(
     faults: Sequence[PlannedFault],
     lines: Sequence[Line],
     inside: dict[int, tuple[int, float]],
-    course: Course,
+    timeline: Timeline,
 ) -> list[Incident]:
     """All faults that happened, in order."""
-    places = [(line.fault, line.attempt, line.at_s) for line in lines if isinstance(line, Broken)]
+    places = [
+        (line.fault, line.attempt, line.at_s) for line in lines if isinstance(line, FaultInjected)
+    ]
     places += [(number, attempt, at_s) for number, (attempt, at_s) in inside.items()]
     return [
-        _incident(faults[number], attempt, at_s, course)
+        _incident(faults[number], attempt, at_s, timeline)
         for number, attempt, at_s in sorted(places, key=lambda place: place[2])
     ]
 
 
-def _incident(fault: PlannedFault, attempt: int, at_s: float, course: Course) -> Incident:
-    end_s = course.ends.get(attempt) if fault.kind.is_fatal else at_s
+def _incident(fault: PlannedFault, attempt: int, at_s: float, timeline: Timeline) -> Incident:
+    end_s = timeline.ends.get(attempt) if fault.kind.is_fatal else at_s
     if end_s is None:
         return Incident(fault=fault, attempt=attempt, at_s=at_s, noticed_s=None, recovered_s=None)
     first = attempt + fault.kind.is_fatal  # the old ranks may yet show what was on its way
-    next_s = course.next_new_s(attempt=first, after_s=at_s)
+    next_s = timeline.next_new_s(attempt=first, after_s=at_s)
     return Incident(
         fault=fault,
         attempt=attempt,
@@ -128,15 +130,15 @@ def _incident(fault: PlannedFault, attempt: int, at_s: float, course: Course) ->
     )
 
 
-def restarts(course: Course) -> list[Restart]:
+def restarts(timeline: Timeline) -> list[Restart]:
     """Those that brought a new chunk; an attempt before it may have brought none."""
     firsts = dict[int, float]()
-    for attempt, at_s in course.new:
+    for attempt, at_s in timeline.new:
         firsts.setdefault(attempt, at_s)
     return [
-        Restart(attempt=attempt, seconds=at_s - course.ends[attempt - 1])
+        Restart(attempt=attempt, seconds=at_s - timeline.ends[attempt - 1])
         for attempt, at_s in firsts.items()
-        if attempt - 1 in course.ends and attempt not in course.launched
+        if attempt - 1 in timeline.ends and attempt not in timeline.launched
     ]
 
 
@@ -168,34 +170,38 @@ def _waits(fault: PlannedFault, last_recompute: int) -> bool:
 
 
 def complaints(
-    found: Sequence[Incident], course: Course, again: Sequence[Restart], *, last_attempt: int
+    found: Sequence[Incident], timeline: Timeline, again: Sequence[Restart], *, last_attempt: int
 ) -> list[str]:
     """What went otherwise than it must."""
-    said = []
+    complaints = []
     for incident in found:
         fault = incident.fault
         name = f"fault {fault.number} ({fault.kind} of rank {fault.rank})"
-        if incident.attempt + 1 in course.launched:
+        if incident.attempt + 1 in timeline.launched:
             continue  # the launcher was gone before it could do anything about it
         if incident.noticed_s is None:
-            said.append(f"{name} was not noticed")
+            complaints.append(f"{name} was not noticed")
         elif incident.recovered_s is None:
-            said.append(f"{name}: no chunk came after it")
-        elif fault.kind.is_fatal and incident.at_s > course.opened_s.get(
+            complaints.append(f"{name}: no chunk came after it")
+        elif fault.kind.is_fatal and incident.at_s > timeline.opened_s.get(
             incident.attempt, math.inf
         ):
             bound_s = NOTICE_S.get(fault.kind, DEAD_S)
             if incident.noticed_s > bound_s:
-                said.append(f"{name} was noticed after {incident.noticed_s:.1f} s, not {bound_s:g}")
+                complaints.append(
+                    f"{name} was noticed after {incident.noticed_s:.1f} s, not {bound_s:g}"
+                )
     caused = {incident.attempt for incident in found if incident.fault.kind.is_fatal}
-    caused |= {attempt - 1 for attempt in course.launched}
-    for attempt in sorted(course.ends.keys() - caused):
-        said.append(f"attempt {attempt} ended without a fault: {course.errors.get(attempt, '')}")
-    said += [
+    caused |= {attempt - 1 for attempt in timeline.launched}
+    for attempt in sorted(timeline.ends.keys() - caused):
+        complaints.append(
+            f"attempt {attempt} ended without a fault: {timeline.errors.get(attempt, '')}"
+        )
+    complaints += [
         f"attempt {restart.attempt} took {restart.seconds:.1f} s to its first chunk"
         for restart in again
         if restart.seconds > RESUME_S
     ]
-    if last_attempt in course.ends:
-        said.append(f"the last attempt failed: {course.errors.get(last_attempt, '')}")
-    return said
+    if last_attempt in timeline.ends:
+        complaints.append(f"the last attempt failed: {timeline.errors.get(last_attempt, '')}")
+    return complaints

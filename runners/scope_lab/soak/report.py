@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scope_lab.soak import chunks, memory, recovery, video
-from scope_lab.soak.chaos import happened_inside
-from scope_lab.soak.diary import Diary, Line, Noted, Seen, Swallowed, Weighed
+from scope_lab.soak.event_log import Complaint, CueLost, CueShown, EventLog, Line, MemorySampled
+from scope_lab.soak.fault_injector import faults_inside
 from scope_lab.soak.job import SoakJob
 from scope_lab.soak.memory import Growth, growths
 from scope_lab.soak.recovery import Incident, Percentiles
@@ -49,7 +49,7 @@ class SoakReport:
     epochs: int
     cues_asked: int
     cues_seen: int
-    cues_swallowed: int
+    cues_lost: int
     """Acknowledged, then lost in a crash, and asked for again."""
     attempts: int
     faults_planned: int
@@ -77,21 +77,21 @@ def report(
     `code` is what its last launcher returned, `left_behind` are processes that outlived it, and
     `replayed` is the report of a replay of its recording, None where there could be none.
     """
-    lines, schedule = list(Diary(job.diary).read().new()), job.schedule
+    lines, schedule = list(EventLog(job.event_log).read().new()), job.schedule
     compared = chunks.compare(lines, job.recording, num_chunks=job.num_chunks)
-    course, last = recovery.Course(lines), max(line.attempt for line in lines)
-    inside = happened_inside(job, schedule.faults)
-    found = recovery.incidents(schedule.faults, lines, inside, course)
-    again = recovery.restarts(course)
-    seen = {line.cue for line in lines if isinstance(line, Seen)}
-    grown = growths(line for line in lines if isinstance(line, Weighed))
+    timeline, last = recovery.Timeline(lines), max(line.attempt for line in lines)
+    inside = faults_inside(job, schedule.faults)
+    found = recovery.incidents(schedule.faults, lines, inside, timeline)
+    again = recovery.restarts(timeline)
+    seen = {line.cue for line in lines if isinstance(line, CueShown)}
+    grown = growths(line for line in lines if isinstance(line, MemorySampled))
     complaints = (
         *([f"the launcher ended with {code}"] if code else []),
         *([f"processes {list(left_behind)} were left behind"] if left_behind else []),
-        *(line.text for line in lines if isinstance(line, Noted)),
+        *(line.text for line in lines if isinstance(line, Complaint)),
         *compared.complaints,
         *([] if code else video.complaints(job.video, compared.chunks)),
-        *recovery.complaints(found, course, again, last_attempt=last),
+        *recovery.complaints(found, timeline, again, last_attempt=last),
         *recovery.untried(
             schedule.faults, found, last_recompute=max(compared.recomputed, default=-1)
         ),
@@ -114,7 +114,7 @@ def report(
         epochs=1 + max((chunk.cache_epoch for chunk in compared.chunks), default=-1),
         cues_asked=len(schedule.cues),
         cues_seen=len(seen),
-        cues_swallowed=sum(isinstance(line, Swallowed) for line in lines),
+        cues_lost=sum(isinstance(line, CueLost) for line in lines),
         attempts=last + 1,
         faults_planned=len(schedule.faults),
         faults=tuple(_figures(found)),
@@ -134,7 +134,7 @@ def table(outcome: SoakReport) -> str:
         f"{out.plan} tp {out.tp}, seed {out.seed}",
         f"chunks     {out.chunks_shown} shown; {out.chunks_dropped} dropped by live cuts",
         f"           {again} after restarts",
-        f"control    {out.cues_asked} cues, {out.cues_seen} seen, {out.cues_swallowed} lost in a "
+        f"control    {out.cues_asked} cues, {out.cues_seen} seen, {out.cues_lost} lost in a "
         f"crash and asked again; {counted(out.epochs, 'epoch')}",
         f"replay     {out.chunks_replayed} chunks, largest difference {out.largest_diff:.2g}",
         f"restarts   {out.attempts - 1}; first new chunk after {_seconds(out.restart_s)}",

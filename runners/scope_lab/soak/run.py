@@ -1,8 +1,8 @@
-"""A soak ends with a verdict, also one that was interrupted and gone on with.
+"""A soak ends with a verdict, also one that was interrupted and resumed.
 
 A stream is taken at the pace of a player while its ranks are killed, stopped, delayed and broken
-inside, and while it is cut and prompted live. Then all of it is replayed, and what was shown, held,
-recorded and left behind is held against what the runtime promises.
+inside, and while it is cut and prompted live. Then all of it is replayed, and what was shown,
+acknowledged, recorded and left behind is compared with what the runtime promises.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from scope_contracts.envelope import PlanId
 from scope_lab.replay_process import replayed
-from scope_lab.soak.chaos import Chaos
-from scope_lab.soak.diary import Diary, held
+from scope_lab.soak.event_log import EventLog, acknowledged
+from scope_lab.soak.fault_injector import FaultInjector
 from scope_lab.soak.job import HEARTBEAT_S, SoakJob
 from scope_lab.soak.report import report, table
 from scope_rt.mesh.topology import plan_named
@@ -65,13 +65,13 @@ def _judged(job: SoakJob, args: argparse.Namespace) -> int:
     code = _soak(job)
     left = _processes_of(folder, within_s=_LEAVE_S)
     if code > 128:
-        print(f"soak: interrupted; go on with --resume --out {args.out}", file=sys.stderr)
+        print(f"soak: interrupted; resume it with --resume --out {args.out}", file=sys.stderr)
         return code
     again = replayed(
         job.recording,
         plan=job.plan,
         tp=job.tp,
-        log=job.speech,
+        log=job.rank_output,
         timeout_s=_REPLAY_S + _SLOWEST * job.num_chunks * job.chunk_s,
     )
     outcome = report(job, code=code, left_behind=left, replayed=again)
@@ -103,12 +103,12 @@ def _new_job(args: argparse.Namespace, folder: Path) -> SoakJob:
 def _soak(job: SoakJob) -> int:
     """Stream to the end; returns the launcher's exit code, which only a person makes one above 128.
 
-    A launcher that the chaos has ended, or that starts its ranks no more, has failed.
+    A launcher that the fault injector has ended, or that starts its ranks no more, has failed.
     """
-    lines = list(Diary(job.diary).read().new())
+    lines = list(EventLog(job.event_log).read().new())
     first = 1 + max((line.attempt for line in lines), default=-1)
-    chaos = Chaos(job, lines, first_attempt=first)
-    began_s = time.monotonic() - len(held(lines)) * job.chunk_s
+    injector = FaultInjector(job, lines, first_attempt=first)
+    began_s = time.monotonic() - len(acknowledged(lines)) * job.chunk_s
     os.environ["SCOPE_HEARTBEAT_TIMEOUT_S"] = str(HEARTBEAT_S)
     os.environ["SCOPE_START_TIMEOUT_S"] = str(START_S)
 
@@ -117,7 +117,7 @@ def _soak(job: SoakJob) -> int:
     def attempt_of(number: int) -> Attempt:
         nonlocal is_spent
         is_spent = False
-        environ = chaos.environ(number)
+        environ = injector.environ(number)
         return Attempt(
             argv=[job.folder, str(first + number), str(began_s)],
             num_ranks=job.topology.world_size,
@@ -125,26 +125,26 @@ def _soak(job: SoakJob) -> int:
         )
 
     def made_progress() -> bool:
-        """What the launcher asks for before another attempt; where none follows, it is spent."""
+        """The launcher asks before another attempt; where none follows, the starts are spent."""
         nonlocal is_spent
         is_spent = True
         return progress.has_risen()
 
     progress = Progress(lambda: num_chunks_saved(job.checkpoint))
-    chaos.start()
-    # For the moment in which the chaos would end a launcher that has just ended.
+    injector.start()
+    # For the moment in which the fault injector would end a launcher that has just ended.
     handler = signal.signal(signal.SIGTERM, lambda signum, frame: None)
     try:
         code = launch_attempts(
             "scope_lab.soak.rank_main",
             attempt_of,
             restarts=Restarts(most=MOST_FRUITLESS, made_progress=made_progress),
-            on_event=chaos.take,
+            on_event=injector.take,
         )
     finally:
-        chaos.close()
+        injector.close()
         signal.signal(signal.SIGTERM, handler)
-    return FAILED if chaos.has_given_up or is_spent else code
+    return FAILED if injector.has_given_up or is_spent else code
 
 
 def _processes_of(folder: Path, *, within_s: float) -> list[int]:
@@ -190,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         help="mean seconds (default 10)",
     )
     add("--out", type=Path, default=Path("out/soak"), metavar="FOLDER", help="(default out/soak)")
-    add("--resume", action="store_true", help="go on with the soak that was interrupted in --out")
+    add("--resume", action="store_true", help="resume the soak that was interrupted in --out")
     add("--json", action="store_true", help="print one JSON object")
     return parser
 

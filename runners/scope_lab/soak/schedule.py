@@ -113,8 +113,8 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weather:
-    """How rough a soak is; means are in seconds of the stream."""
+class FaultRates:
+    """How often faults and cues come; means are in seconds of the stream."""
 
     chunk_s: float
     fault_every_s: float
@@ -123,12 +123,12 @@ class Weather:
     """How long a rank may be stopped without being missed."""
 
 
-def schedule_of(seed: int, *, num_chunks: int, topology: Topology, weather: Weather) -> Schedule:
+def schedule_of(seed: int, *, num_chunks: int, topology: Topology, rates: FaultRates) -> Schedule:
     """The schedule of a stream of `num_chunks` chunks."""
     steering, breaking = Random(f"cues {seed}"), Random(f"faults {seed}")
     first_prompt = _prompt(steering)
-    cues = _cues(steering, num_chunks, every_chunks=weather.cue_every_s / weather.chunk_s)
-    faults = _faults(breaking, num_chunks, topology, weather)
+    cues = _cues(steering, num_chunks, every_chunks=rates.cue_every_s / rates.chunk_s)
+    faults = _faults(breaking, num_chunks, topology, rates)
     return Schedule(
         first_prompt=first_prompt,
         cues=tuple(replace(cue, number=number) for number, cue in enumerate(cues)),
@@ -173,29 +173,29 @@ def _prompt(random: Random) -> str:
 
 
 def _faults(
-    random: Random, num_chunks: int, topology: Topology, weather: Weather
+    random: Random, num_chunks: int, topology: Topology, rates: FaultRates
 ) -> Iterator[PlannedFault]:
     calm_from, calm_to = (round(part * num_chunks) for part in CALM)
-    deck = list[FaultKind]()
-    every_chunks = weather.fault_every_s / weather.chunk_s
+    to_come = list[FaultKind]()
+    every_chunks = rates.fault_every_s / rates.chunk_s
     for chunk in _places(random, num_chunks, every_chunks=every_chunks):
         if calm_from <= chunk < calm_to:
             continue
-        if not deck:
-            deck = [kind for kind, weight in _WEIGHTS.items() for _ in range(weight)]
-            random.shuffle(deck)
-        yield _fault(random, deck.pop(), chunk, topology, weather)
+        if not to_come:
+            to_come = [kind for kind, weight in _WEIGHTS.items() for _ in range(weight)]
+            random.shuffle(to_come)
+        yield _fault(random, to_come.pop(), chunk, topology, rates)
 
 
 def _fault(
-    random: Random, kind: FaultKind, chunk: int, topology: Topology, weather: Weather
+    random: Random, kind: FaultKind, chunk: int, topology: Topology, rates: FaultRates
 ) -> PlannedFault:
     rank = random.randrange(topology.world_size)
     injected = None
     lasts_s = 0.0
     match kind:
         case FaultKind.PAUSE:
-            lasts_s = random.uniform(0.2, weather.most_pause_s)
+            lasts_s = random.uniform(0.2, rates.most_pause_s)
         case FaultKind.KILL_AGAIN:
             lasts_s = random.uniform(0.2, _RESTART_S)
         case FaultKind.KILL_INSIDE | FaultKind.RAISE:
@@ -217,7 +217,7 @@ def _fault(
         kind=kind,
         rank=rank,
         chunk=chunk,
-        delay_s=random.uniform(0.0, weather.chunk_s),
+        delay_s=random.uniform(0.0, rates.chunk_s),
         lasts_s=lasts_s,
         injected=injected,
     )

@@ -1,12 +1,20 @@
-"""A cue is asked for until it was seen: what a crash has swallowed is asked for again.
+"""A cue is sent until a chunk shows it: one that a crash has lost is sent again.
 
-The acknowledgement names a chunk, and the cue was seen when that chunk shows it. A rank0 that comes
-back finds in the diary what was asked and acknowledged before.
+The acknowledgement names a chunk, which must show the cue. A resumed rank0 finds in the event log
+what was sent and acknowledged before.
 """
 
 from collections.abc import Sequence
 
-from scope_lab.soak.diary import Asked, Line, Log, Seen, Swallowed, Took, held
+from scope_lab.soak.event_log import (
+    AttemptLog,
+    CueAcknowledged,
+    CueLost,
+    CueSent,
+    CueShown,
+    Line,
+    acknowledged,
+)
 from scope_lab.soak.schedule import Cue
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
@@ -14,66 +22,69 @@ from scope_rt.session import StreamSession
 
 
 class Steering:
-    """A person at the controls of `session`, who has read the diary `before`."""
+    """A person at the controls of `session`, who has read the event log `before`."""
 
     def __init__(
-        self, cues: Sequence[Cue], session: StreamSession, log: Log, before: Sequence[Line]
+        self, cues: Sequence[Cue], session: StreamSession, log: AttemptLog, before: Sequence[Line]
     ) -> None:
         self._cues, self._session, self._log = cues, session, log
         self._receipts: dict[int, Receipt] = {}
-        self._epoch = max((chunk.cache_epoch for chunk in held(before)), default=-1)
-        asked, self._took = set[int](), dict[int, Took]()
+        self._epoch = max((chunk.cache_epoch for chunk in acknowledged(before)), default=-1)
+        sent, self._acknowledged = set[int](), dict[int, CueAcknowledged]()
         again = set[int]()
         for line in before:
             match line:
-                case Asked(cue=cue):
-                    asked.add(cue)
+                case CueSent(cue=cue):
+                    sent.add(cue)
                     again.add(cue)
-                case Took(cue=cue):
-                    self._took[cue] = line
+                case CueAcknowledged(cue=cue):
+                    self._acknowledged[cue] = line
                     again.discard(cue)
-                case Seen(cue=cue) | Swallowed(cue=cue):
-                    del self._took[cue]
-        self._num_asked = len(asked)  # they are asked in order
+                case CueShown(cue=cue) | CueLost(cue=cue):
+                    del self._acknowledged[cue]
+        self._num_sent = len(sent)  # they are sent in order
         for number in sorted(again):
-            self._ask(cues[number])
+            self._send(cues[number])
 
-    def ask(self, num_shown: int) -> None:
-        """Ask for what is due when `num_shown` chunks were shown."""
-        coming = self._cues[self._num_asked :]
-        for cue in coming:
+    def send(self, num_shown: int) -> None:
+        """Send what is due when `num_shown` chunks were shown."""
+        due = self._cues[self._num_sent :]
+        for cue in due:
             if cue.chunk > num_shown:
                 return
-            self._num_asked += 1
-            self._ask(cue)
+            self._num_sent += 1
+            self._send(cue)
 
-    def see(self, chunk: Chunk) -> None:
-        """Look whether `chunk` shows what was asked for."""
+    def check(self, chunk: Chunk) -> None:
+        """Compare `chunk` with the cues that it must show."""
         for number, receipt in list(self._receipts.items()):
             ack = receipt.wait(0.0)
             if ack is not None:
                 del self._receipts[number]
-                self._took[number] = self._log.tell(
-                    Took, cue=number, chunk_index=ack.chunk_index, superseded=ack.superseded
+                self._acknowledged[number] = self._log.write(
+                    CueAcknowledged,
+                    cue=number,
+                    chunk_index=ack.chunk_index,
+                    superseded=ack.superseded,
                 )
-        for number, took in list(self._took.items()):
-            if took.chunk_index <= chunk.chunk_index:
-                del self._took[number]
-                if self._shows(chunk, self._cues[number], took):
-                    self._log.tell(Seen, cue=number)
+        for number, acknowledged_at in list(self._acknowledged.items()):
+            if acknowledged_at.chunk_index <= chunk.chunk_index:
+                del self._acknowledged[number]
+                if self._shows(chunk, self._cues[number], acknowledged_at):
+                    self._log.write(CueShown, cue=number)
                 else:
-                    self._log.tell(Swallowed, cue=number)
-                    self._ask(self._cues[number])
+                    self._log.write(CueLost, cue=number)
+                    self._send(self._cues[number])
         self._epoch = chunk.cache_epoch
 
-    def _shows(self, chunk: Chunk, cue: Cue, took: Took) -> bool:
-        if chunk.chunk_index > took.chunk_index:
+    def _shows(self, chunk: Chunk, cue: Cue, acknowledged_at: CueAcknowledged) -> bool:
+        if chunk.chunk_index > acknowledged_at.chunk_index:
             return True  # a later cut has dropped the chunk that would have shown it
-        is_said = cue.prompt in (None, chunk.prompt) or took.superseded
-        return is_said and (chunk.cache_epoch > self._epoch or not cue.hard_cut)
+        is_prompt_shown = cue.prompt in (None, chunk.prompt) or acknowledged_at.superseded
+        return is_prompt_shown and (chunk.cache_epoch > self._epoch or not cue.hard_cut)
 
-    def _ask(self, cue: Cue) -> None:
-        self._log.tell(Asked, cue=cue.number)
+    def _send(self, cue: Cue) -> None:
+        self._log.write(CueSent, cue=cue.number)
         if cue.prompt is not None:
             self._receipts[cue.number] = self._session.prompt(cue.prompt, cue.transition)
         if cue.hard_cut:  # nothing is planned between the two

@@ -7,7 +7,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from scope_lab.soak.diary import Shown
+from scope_lab.soak.event_log import Shown
 
 _CELLS = 4
 _MOST_LOSS = 24

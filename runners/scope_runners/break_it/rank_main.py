@@ -24,7 +24,7 @@ from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.break_it.script import RankJob
 from scope_runners.guarded import guarded
-from scope_runners.witness import Witness, speak_into
+from scope_runners.watched_rank import EndReport, redirect_output
 
 SEED = 7
 
@@ -33,12 +33,12 @@ def main(argv: Sequence[str]) -> int:
     """Run the job whose file is `argv[0]` as the rank that the environment says."""
     job, config = RankJob.load(Path(argv[0])), RuntimeConfig.from_environment()
     torch.set_num_threads(1)
-    speak_into(job.speech(config.rank, config.attempt))
+    redirect_output(job.speech(config.rank, config.attempt))
     log = EventLog(job.events, rank=config.rank, attempt=config.attempt)
 
     def run() -> int:
         log.tell(EventKind.STARTED)
-        with Witness(partial(_tell_end, log)):
+        with EndReport(partial(_tell_end, log)):
             _stream(job, config, log)
         return 0
 

@@ -1,4 +1,4 @@
-"""A rank that is watched keeps what it prints, and tells how it ended while it still can."""
+"""A rank under test keeps what it prints, and reports how it ended before it ends."""
 
 import os
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 
 
-def speak_into(path: Path) -> None:
-    """What this process prints is kept, beside what the others print."""
+def redirect_output(path: Path) -> None:
+    """Append standard output and standard error of this process to a file."""
     sys.stdout.flush()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for number in (1, 2):
@@ -16,11 +16,11 @@ def speak_into(path: Path) -> None:
     os.close(file)
 
 
-class Witness:
-    """Tells what ended the block, None where it ended in order; an error goes on its way."""
+class EndReport:
+    """Reports the error that ended the block, None where there was none; the error is raised on."""
 
-    def __init__(self, tell: Callable[[BaseException | None], object]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[BaseException | None], object]) -> None:
+        self._report = report
 
     def __enter__(self) -> None: ...
 
@@ -30,4 +30,4 @@ class Witness:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._tell(error)
+        self._report(error)

@@ -1,7 +1,7 @@
 """Every fault of the schedule comes once, when it is due, whatever the ranks are doing then.
 
 One from inside travels with the ranks and happens there; one from outside is a signal. The same
-thread weighs all processes, and gives up a soak in which nothing moves any more.
+thread samples the memory of all processes, and gives up a soak that makes no more progress.
 """
 
 import os
@@ -12,16 +12,16 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from scope_lab.soak.diary import (
-    Broken,
-    Diary,
+from scope_lab.soak.event_log import (
+    AttemptLog,
+    Complaint,
     Ended,
+    EventLog,
+    FaultInjected,
     Launched,
     Line,
-    Log,
-    Noted,
+    MemorySampled,
     Shown,
-    Weighed,
 )
 from scope_lab.soak.job import SoakJob
 from scope_lab.soak.memory import FORK_SERVER, LAUNCHER, parent_of, rss_bytes
@@ -36,7 +36,7 @@ ASK_S = 1.0
 """From the first request to end to the second, which is obeyed at once."""
 _LAST_CHUNKS = 3
 _TICK_S = 0.05
-_WEIGH_S = 2.0
+_SAMPLE_S = 2.0
 _SIGNALS = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.KILL_AGAIN: signal.SIGKILL,
@@ -45,7 +45,7 @@ _SIGNALS = {
 }
 
 
-def happened_inside(job: SoakJob, faults: Sequence[PlannedFault]) -> dict[int, tuple[int, float]]:
+def faults_inside(job: SoakJob, faults: Sequence[PlannedFault]) -> dict[int, tuple[int, float]]:
     """The faults from inside that have happened, by number: in which attempt, and when."""
     first = dict[int, tuple[int, float]]()
     for attempt, log in job.injected_logs():
@@ -66,22 +66,22 @@ def _explains(fault: PlannedFault, line: Happened, count: int) -> bool:
     return same and inside.chunk <= line.chunk and count < inside.times
 
 
-class Chaos:
-    """Breaks the ranks of one launcher; it goes on where an earlier one has ended.
+class FaultInjector:
+    """Injects faults into the ranks of one launcher, from where an earlier one has ended.
 
     Args:
-        lines: the diary so far.
+        lines: the event log so far.
         first_attempt: how many attempts earlier launchers have made.
     """
 
     def __init__(self, job: SoakJob, lines: Sequence[Line], *, first_attempt: int) -> None:
         self.has_given_up = False
-        """Whether nothing moved any more, so that the launcher was told to end."""
+        """Whether the stream made no more progress, so that the launcher was told to end."""
         self._job, self._faults = job, job.schedule.faults
         self._first_attempt = first_attempt
-        diary = Diary(job.diary)
-        self._log, self._reader = Log(diary, attempt=first_attempt), diary.read()
-        broken = {line.fault for line in lines if isinstance(line, Broken)}
+        event_log = EventLog(job.event_log)
+        self._log, self._reader = AttemptLog(event_log, attempt=first_attempt), event_log.read()
+        broken = {line.fault for line in lines if isinstance(line, FaultInjected)}
         self._outside = deque(
             fault for fault in self._faults if fault.kind in _SIGNALS and fault.number not in broken
         )
@@ -91,25 +91,25 @@ class Chaos:
         """When the next fault from outside comes, once it is due."""
         self._later: list[tuple[float, PlannedFault, signal.Signals]] = []
         """What is still to come of faults that have begun: when, and which signal."""
-        self._moved_s = self._weighed_s = time.monotonic()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="chaos", daemon=True)
+        self._progress_s = self._sampled_s = time.monotonic()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="fault-injector", daemon=True)
 
     def start(self) -> None:
-        """Begin to break things."""
-        self._log.tell(Launched)
+        """Begin to inject faults."""
+        self._log.write(Launched)
         self._thread.start()
 
     def close(self) -> None:
-        """Break no more. That the thread has not lived to be told so is a complaint."""
+        """Inject no more faults. That the thread has ended before is a complaint."""
         if not self._thread.is_alive():
-            self._log.tell(Noted, text="the chaos ended before the soak did")
-        self._over.set()
+            self._log.write(Complaint, text="the fault injector ended before the soak did")
+        self._is_closed.set()
         self._thread.join(STALL_S)
 
     def environ(self, number: int) -> Mapping[str, str]:
         """What the ranks of the launcher's attempt `number` are given: their faults."""
-        done = happened_inside(self._job, self._faults)
+        done = faults_inside(self._job, self._faults)
         faults = [f.injected for f in self._faults if f.injected and f.number not in done]
         plan = FaultPlan(
             faults=tuple(replace(fault, attempt=number) for fault in faults),
@@ -127,36 +127,36 @@ class Chaos:
                 self._pids[rank] = pid
             case RankEnded(rank, code):
                 self._pids.pop(rank, None)
-                self._log.tell(Ended, rank=rank, code=code)
+                self._log.write(Ended, rank=rank, code=code)
 
     def _run(self) -> None:
-        while not self._over.wait(_TICK_S):
-            self._look()
+        while not self._is_closed.wait(_TICK_S):
+            self._follow()
             now_s = time.monotonic()
-            self._break(now_s)
-            if now_s - self._weighed_s >= _WEIGH_S:
-                self._weighed_s = now_s
-                self._weigh()
-            if now_s - self._moved_s >= STALL_S:
+            self._inject(now_s)
+            if now_s - self._sampled_s >= _SAMPLE_S:
+                self._sampled_s = now_s
+                self._sample_memory()
+            if now_s - self._progress_s >= STALL_S:
                 self._give_up()
 
     def _give_up(self) -> None:
         self.has_given_up = True
-        self._log.tell(Noted, text=f"no new chunk for {STALL_S:g} s; the soak was given up")
+        self._log.write(Complaint, text=f"no new chunk for {STALL_S:g} s; the soak was given up")
         os.kill(os.getpid(), signal.SIGTERM)  # asks rank0
-        if not self._over.wait(ASK_S):
+        if not self._is_closed.wait(ASK_S):
             os.kill(os.getpid(), signal.SIGTERM)  # ends all ranks
-            self._over.wait()
+            self._is_closed.wait()
 
-    def _look(self) -> None:
-        """See how far the stream is."""
+    def _follow(self) -> None:
+        """Read how far the stream is."""
         for line in self._reader.new():
             if isinstance(line, Shown):
                 self._num_shown_in_attempt += line.attempt == self._log.attempt
                 if line.number >= self._num_shown:
-                    self._num_shown, self._moved_s = line.number + 1, time.monotonic()
+                    self._num_shown, self._progress_s = line.number + 1, time.monotonic()
 
-    def _break(self, now_s: float) -> None:
+    def _inject(self, now_s: float) -> None:
         for due in [due for due in self._later if due[0] <= now_s]:
             self._later.remove(due)
             self._signal(*due[1:])
@@ -179,10 +179,10 @@ class Chaos:
         pid = self._pids.get(fault.rank)
         if pid is not None:  # an ended rank keeps its id until its place is filled again
             if signum != signal.SIGCONT:
-                self._log.tell(Broken, fault=fault.number, pid=pid)
+                self._log.write(FaultInjected, fault=fault.number, pid=pid)
             os.kill(pid, signum)
 
-    def _weigh(self) -> None:
+    def _sample_memory(self) -> None:
         pids = {LAUNCHER: os.getpid()} | dict(self._pids)
         parent = next((parent_of(pid) for pid in self._pids.values()), None)
         if parent is not None:
@@ -191,4 +191,4 @@ class Chaos:
             size = rss_bytes(pid)
             if size is not None:
                 count = self._num_shown_in_attempt
-                self._log.tell(Weighed, rank=rank, rss_bytes=size, num_shown=count)
+                self._log.write(MemorySampled, rank=rank, rss_bytes=size, num_shown=count)

@@ -1,6 +1,6 @@
-"""What a soak has seen, line by line, in one file that outlives every process that writes to it.
+"""What happened in a soak, one event a line, in one file that outlives every process writing it.
 
-A line is one write, so what a rank said before it was killed stays said. Times are of the monotonic
+A line is one write, so what a rank wrote before it was killed stays. Times are of the monotonic
 clock, which all processes of a machine share until it is started again.
 """
 
@@ -25,7 +25,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched(Line):
-    """A person started the soak, or went on with it; `attempt` is the first of this launcher."""
+    """The soak was started or resumed; `attempt` is the first of this launcher."""
 
     kind: ClassVar = "launched"
 
@@ -42,7 +42,7 @@ class Started(Line):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(Line):
-    """Rank0's session is open; its consumer holds `num_held` chunks from before."""
+    """Rank0's session is open; its consumer has `num_held` chunks from before."""
 
     kind: ClassVar = "opened"
 
@@ -69,20 +69,20 @@ class Shown(Line):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked(Line):
-    """A cue was posted, maybe again because an answer was lost."""
+class CueSent(Line):
+    """A cue was sent, maybe again because its acknowledgement was lost."""
 
-    kind: ClassVar = "asked"
+    kind: ClassVar = "cue_sent"
 
     cue: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Took(Line):
+class CueAcknowledged(Line):
     """The cue was acknowledged: it took effect at this chunk, where a later prompt may have taken
     the place of its own."""
 
-    kind: ClassVar = "took"
+    kind: ClassVar = "cue_acknowledged"
 
     cue: int
     chunk_index: int
@@ -90,28 +90,28 @@ class Took(Line):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen(Line):
+class CueShown(Line):
     """The chunk that the acknowledgement named shows it."""
 
-    kind: ClassVar = "seen"
+    kind: ClassVar = "cue_shown"
 
     cue: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swallowed(Line):
+class CueLost(Line):
     """The chunk that the acknowledgement named, planned again after a crash, does not show it."""
 
-    kind: ClassVar = "swallowed"
+    kind: ClassVar = "cue_lost"
 
     cue: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Broken(Line):
-    """The fault from outside was about to happen to process `pid`."""
+class FaultInjected(Line):
+    """The fault from outside is about to be injected into process `pid`."""
 
-    kind: ClassVar = "broken"
+    kind: ClassVar = "fault_injected"
 
     fault: int
     pid: int
@@ -139,10 +139,10 @@ class Ended(Line):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed(Line):
+class MemorySampled(Line):
     """A process has `rss_bytes` in memory. `rank` -1 is the launcher, -2 the process it forks."""
 
-    kind: ClassVar = "weighed"
+    kind: ClassVar = "memory_sampled"
 
     rank: int
     rss_bytes: int
@@ -151,10 +151,10 @@ class Weighed(Line):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noted(Line):
-    """A sentence for the report; it is a complaint."""
+class Complaint(Line):
+    """Something is wrong: a sentence for the report."""
 
-    kind: ClassVar = "noted"
+    kind: ClassVar = "complaint"
 
     text: str
 
@@ -162,8 +162,8 @@ class Noted(Line):
 _KINDS: dict[str, type[Line]] = {
     kind.kind: kind
     for kind in (
-        *(Launched, Started, Opened, Shown, Asked, Took, Seen, Swallowed),
-        *(Broken, Failed, Ended, Weighed, Noted),
+        *(Launched, Started, Opened, Shown, CueSent, CueAcknowledged, CueShown, CueLost),
+        *(FaultInjected, Failed, Ended, MemorySampled, Complaint),
     )
 }
 
@@ -171,14 +171,14 @@ _KINDS: dict[str, type[Line]] = {
 L = TypeVar("L", bound=Line)
 
 
-class Diary:
+class EventLog:
     """A file that all processes of a soak append to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def add(self, line: Line) -> None:
-        """Write it down."""
+        """Append one line."""
         text = json.dumps({"kind": line.kind} | asdict(line)) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -191,17 +191,17 @@ class Diary:
         return Reader(self.path)
 
 
-class Log:
-    """The diary of one rank, or of the launcher, in one attempt."""
+class AttemptLog:
+    """The event log of one rank, or of the launcher, in one attempt."""
 
-    def __init__(self, diary: Diary, *, attempt: int) -> None:
+    def __init__(self, event_log: EventLog, *, attempt: int) -> None:
         self.attempt = attempt
-        self._diary = diary
+        self._event_log = event_log
 
-    def tell(self, kind: type[L], **fields: Any) -> L:
-        """Write down what happens now."""
+    def write(self, kind: type[L], **fields: Any) -> L:
+        """Append what happens now."""
         line = kind(at_s=time.monotonic(), attempt=self.attempt, **fields)
-        self._diary.add(line)
+        self._event_log.add(line)
         return line
 
 
@@ -228,8 +228,8 @@ def _line(plain: dict[str, Any]) -> Line:
     return _KINDS[plain.pop("kind")](**plain)
 
 
-def held(lines: Iterable[Line]) -> list[Shown]:
-    """The chunks of the video, across restarts: a consumer that came back says how many it held."""
+def acknowledged(lines: Iterable[Line]) -> list[Shown]:
+    """The chunks of the video, across restarts: a resumed consumer says how many it has."""
     chunks = list[Shown]()
     for line in lines:
         match line:
