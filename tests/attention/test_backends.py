@@ -29,6 +29,8 @@ from tests.attention.matrix import (
 from tests.rounding import FP64_CONTRACT, attention_bound
 from tests.tiny_models import CPU, Rollout
 
+pytestmark = pytest.mark.numeric
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 every_backend = pytest.mark.parametrize("name", EVERY_CPU_BACKEND)
 every_view = pytest.mark.parametrize("view", list(VIEWS))

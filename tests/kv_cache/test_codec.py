@@ -13,6 +13,8 @@ from scope_rt.kv_cache.codec import CODECS, LEAST_SCALE, codec_for
 from scope_rt.kv_cache.row_store import RowStore
 from tests.rounding import gamma, unit_roundoff
 
+pytestmark = pytest.mark.numeric
+
 CPU = torch.device("cpu")
 LOSSY = [kind for kind in CodecKind if kind is not CodecKind.IDENTITY]
 rows = st.builds(

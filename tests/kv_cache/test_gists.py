@@ -22,6 +22,8 @@ from scope_rt.models.recipe import CacheUpkeep
 from tests.rounding import FP64_CONTRACT, gamma
 from tests.tiny_models import Rollout
 
+pytestmark = pytest.mark.numeric
+
 GROUP = BLOCK = 3
 CPU = torch.device("cpu")
 SPEC = KVCacheSpec(

@@ -19,6 +19,8 @@ from tests.rounding import attention_bound, gamma
 from tests.thread_ranks import on_all_ranks, thread_ranks
 from tests.tiny_models import BLOCK, CONFIG, CPU, Rollout
 
+pytestmark = pytest.mark.numeric
+
 
 def mass_bound(q: Tensor, k: Tensor, want: Tensor, *, group_tokens: int) -> Tensor:
     """Mass is what attention makes of values that say which group their key is in, summed up."""

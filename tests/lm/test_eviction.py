@@ -13,6 +13,8 @@ from tests.lm.eviction_models import KINDS, prompt, tiny_lm
 from tests.lm.reference_h2o import ReferenceH2O
 from tests.rounding import FP64_CONTRACT
 
+pytestmark = pytest.mark.numeric
+
 SIZES: dict[str, Any] = {"budget": 3, "n_sink": 2, "n_recent": 3}
 CAPACITY = 8
 

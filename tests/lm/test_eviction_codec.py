@@ -14,6 +14,8 @@ from scope_rt.lm.eviction import install_kv_eviction
 from tests.lm.eviction_models import GROUPED, prompt, tiny_lm
 from tests.rounding import FP64_CONTRACT
 
+pytestmark = pytest.mark.numeric
+
 SIZES: dict[str, Any] = {"budget": 3, "n_sink": 2, "n_recent": 3}
 CAPACITY = 8
 LOSSY = [kind for kind in CodecKind if kind is not CodecKind.IDENTITY]

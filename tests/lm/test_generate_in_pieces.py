@@ -12,6 +12,8 @@ from scope_rt.lm.model_cache import GenerateCache
 from tests.lm.paged_batch import BATCH, PROMPTS, Bench, bench, padded
 from tests.rounding import FP64_CONTRACT
 
+pytestmark = pytest.mark.numeric
+
 WIDTH = max(map(len, PROMPTS))
 IDS, MASK = padded(PROMPTS)
 NEW = 4

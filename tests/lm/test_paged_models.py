@@ -26,6 +26,8 @@ from tests.lm.paged_batch import (
 )
 from tests.rounding import FP64_CONTRACT
 
+pytestmark = pytest.mark.numeric
+
 each_model = pytest.mark.parametrize("kind", ["llama", "qwen3", "deepseek_v3"])
 STEPS = 7
 SUFFIXES = [prompt[reused:] for prompt, reused in zip(PROMPTS, REUSED, strict=True)]

@@ -14,6 +14,8 @@ from tests.lm.cache.waits import Waits
 from tests.lm.paged_batch import Bench, bench
 from tests.rounding import FP64_CONTRACT
 
+pytestmark = pytest.mark.numeric
+
 TEXT = list(range(1, 12))
 """The last one is fed after the eviction."""
 

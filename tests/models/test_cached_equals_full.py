@@ -12,6 +12,8 @@ from scope_rt.models.rope import rotations
 from tests.rounding import FP64_CONTRACT
 from tests.tiny_models import BLOCK, CONFIG, GRID, STEPS, Rollout
 
+pytestmark = pytest.mark.numeric
+
 NUM_CHUNKS = 6
 
 

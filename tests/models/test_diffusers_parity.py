@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from diffusers import WanTransformer3DModel
@@ -14,6 +15,8 @@ from scope_rt.models.loading import build_transformer
 from scope_rt.models.rope import rotations
 from tests.rounding import DIFFUSERS_CONTRACT
 from tests.tiny_models import CONFIG, CPU
+
+pytestmark = pytest.mark.numeric
 
 FRAMES, SIDE = 5, 12
 

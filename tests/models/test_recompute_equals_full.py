@@ -14,6 +14,8 @@ from scope_rt.models.rope import rotations
 from tests.rounding import FP64_CONTRACT
 from tests.tiny_models import BLOCK, CONFIG, GRID, STEPS, Rollout, envelope
 
+pytestmark = pytest.mark.numeric
+
 TOKENS = GRID[0] * GRID[1]
 
 

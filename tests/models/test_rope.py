@@ -6,6 +6,8 @@ import torch
 from scope_rt.models.rope import axis_dims, rotate, rotations
 from tests.rounding import gamma
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize("head_dim", [12, 16, 48, 64, 128])
 def test_axes_share_a_head(head_dim: int) -> None:

@@ -12,6 +12,8 @@ from scope_lab.reference_rollout import Recording
 from scope_rt.models.original_names import diffusers_name, to_diffusers
 from tests.rounding import PARITY_CONTRACT
 
+pytestmark = pytest.mark.numeric
+
 HERE = Path(__file__).parent
 
 

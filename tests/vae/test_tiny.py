@@ -11,6 +11,8 @@ from scope_rt.vae.codec import StreamingDecoder, StreamingEncoder, VideoCodec
 from scope_rt.vae.tiny import TinyCodecConfig, TinyVideoCodec
 from tests.rounding import is_rounded_to_half
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture(scope="module")
 def codec() -> TinyVideoCodec:

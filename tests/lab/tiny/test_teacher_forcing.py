@@ -1,10 +1,13 @@
 """Teacher forcing computes what a stream computes, chunk by chunk."""
 
+import pytest
 import torch
 
 from scope_lab.tiny.teacher_forcing import TeacherForcing
 from scope_rt.attention.reference import DenseReference
 from tests.rounding import attention_bound
+
+pytestmark = pytest.mark.numeric
 
 CHUNKS, TOKENS, WINDOW = 5, 6, 3
 

@@ -23,6 +23,8 @@ from tests.lm.hierarchical.small_context import (
 )
 from tests.rounding import FP64_CONTRACT, any_order_bound
 
+pytestmark = pytest.mark.numeric
+
 MODEL_FP32 = small_model(torch.float32)
 
 

@@ -10,6 +10,8 @@ from scope_rt.lm.cache.state import StateCache
 from scope_rt.lm.models.mamba2 import Mamba2, Mamba2Config
 from tests.rounding import FP64_CONTRACT, in_float64
 
+pytestmark = pytest.mark.numeric
+
 CONFIG = Mamba2Config(
     hidden_size=24, num_heads=6, head_dim=8, state_size=10, n_groups=2, conv_kernel=4
 )

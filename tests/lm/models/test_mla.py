@@ -14,6 +14,8 @@ from scope_rt.lm.models.lightning_indexer import IndexerConfig, LightningIndexer
 from scope_rt.lm.models.mla import MLA, MLAConfig, MLAForm
 from tests.rounding import FP64_CONTRACT, in_float64
 
+pytestmark = pytest.mark.numeric
+
 SIZES = MLAConfig(
     hidden_size=48,
     num_attention_heads=4,

@@ -1,0 +1,95 @@
+"""What a numeric test claims holds with the kernels of older processors too.
+
+Modules marked `numeric` run again in a process of their own for every set of kernels that this
+processor can run besides its best one, with which the rest of the suite runs.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+NOT_HERE = 77
+"""Exit code where the processor lacks the kernels: torch takes others and says nothing."""
+CHILD = f"""
+import sys, pytest, torch
+want, *arguments = sys.argv[1:]
+got = torch.backends.cpu.get_cpu_capability()
+if got != want:
+    print(got)
+    sys.exit({NOT_HERE})
+sys.exit(pytest.main(arguments))
+"""
+# flex compiles for seconds, and then calls the kernels that the other backends call too.
+OPTIONS = [
+    "-q",
+    "-x",
+    "-m",
+    "numeric",
+    "-k",
+    "not flex",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:xdist",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Of torch itself, and of the two libraries that multiply its matrices."""
+
+    aten: str
+    mkl: str
+    onednn: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name[:6] != "PYTEST"}
+        return kept | {
+            "ATEN_CPU_CAPABILITY": self.aten.lower(),
+            "MKL_ENABLE_INSTRUCTIONS": self.mkl,
+            "ONEDNN_MAX_CPU_ISA": self.onednn,
+            "OMP_NUM_THREADS": "1",
+        }
+
+
+OLDER = [
+    Kernels(aten="DEFAULT", mkl="SSE4_2", onednn="SSE41"),
+    Kernels(aten="AVX2", mkl="AVX2", onednn="AVX2"),
+]
+
+
+def numeric_modules() -> list[str]:
+    """Found by their mark: collecting the whole suite would import all of it."""
+    here = ROOT / "tests"
+    return [
+        str(path)
+        for path in sorted(here.rglob("test_*.py"))
+        if "pytest.mark.numeric" in path.read_text() and path != Path(__file__)
+    ]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kernels", OLDER, ids=lambda kernels: kernels.aten)
+def test_numeric_tests_hold_with_the_kernels_of_older_processors(kernels: Kernels) -> None:
+    if torch.backends.cpu.get_cpu_capability() == kernels.aten:
+        pytest.skip(f"the suite itself runs with {kernels.aten} kernels here")
+    ran = subprocess.run(
+        [sys.executable, "-c", CHILD, kernels.aten, *OPTIONS, *numeric_modules()],
+        cwd=ROOT,
+        env=kernels.environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    if ran.returncode == NOT_HERE:
+        got = ran.stdout.strip()
+        pytest.skip(f"this processor has no {kernels.aten} kernels; torch took {got} ones")
+    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
