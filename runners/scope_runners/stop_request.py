@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def taking_stop_signals(take: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Meanwhile, `take` is the handler of the signals by which a person stops a program."""
-    heeded = [signum for signum in _STOPPING if signal.getsignal(signum) is not signal.SIG_IGN]
+    heeded = [signum for signum in STOPPING if signal.getsignal(signum) is not signal.SIG_IGN]
     handlers = {signum: signal.signal(signum, take) for signum in heeded}
     try:
         yield

@@ -1,6 +1,7 @@
 """The tables of the runbooks say what the code does."""
 
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import pytest
 
 from scope_rt.config import VARIABLES, RuntimeConfig
 from scope_rt.environment_names import INTERNAL_VARIABLES, LOG_LEVEL
-from scope_runners import logs
+from scope_runners import exit_codes, logs
 from scope_runners.main import main
+from scope_runners.stop_request import STOPPING
 
 RUNBOOKS = Path(__file__).parents[2] / "runbooks"
 
@@ -56,3 +58,49 @@ def test_the_memory_plan_that_is_shown_is_what_the_command_prints(
     command, shown = page.split("```\n")[1].split("\n", 1)
     assert main(command.split()[1:]) == 1, "it does not fit"
     assert capsys.readouterr().out == shown
+
+
+def test_every_exit_code_is_documented_by_its_name() -> None:
+    documented = {int(code.strip("`")): rest for code, *rest in rows("exit-codes.md")}
+    named = {name: code for name, code in vars(exit_codes).items() if name.isupper()}
+    for name, code in named.items():
+        assert f"`{name}`" in documented[code][0], name
+    for code, (name, *_) in documented.items():
+        if code > 128:
+            assert signal.Signals(code - 128).name in name
+        else:
+            assert code == 0 or code in named.values()
+    heeded = {128 + signum for signum in STOPPING}
+    assert heeded | {128 + signal.SIGPIPE, 128 + signal.SIGKILL} <= documented.keys()
+
+
+WORDS_TO_EXPLAIN = (
+    "mesh, rank0, leader, sink, window, epoch, chunk, latent frame, clean pass, recompute, r1, "
+    "r0a, r0, conditioning, envelope, preflight, lifecycle, digest, snapshot, resume point, "
+    "acknowledged, pending, segment, plan, anchor, gist, recipe, transition, hard cut, fork server"
+)
+
+
+def test_the_glossary_explains_each_word_once() -> None:
+    lines = (RUNBOOKS / "glossary.md").read_text().splitlines()
+    heads = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
+    words = [word for head in heads for word in head.split(", ") if word != "word"]
+    assert len(words) == len(set(words))
+    assert set(WORDS_TO_EXPLAIN.split(", ")) <= {word.partition(" (")[0] for word in words}
+
+
+PAGES = sorted(page.relative_to(RUNBOOKS).as_posix() for page in RUNBOOKS.glob("*.md"))
+REFERENCE = ["glossary.md"]
+"""Pages that answer no symptom."""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in REFERENCE])
+def test_a_page_has_its_parts_in_order(page: str) -> None:
+    text = (RUNBOOKS / page).read_text()
+    places = [text.find(part) for part in PARTS]
+    assert -1 not in places, f"lacks {PARTS[places.index(-1)]}"
+    assert places == sorted(places)
+    assert "\nAnswers " in text.split("**Symptom.**")[0]
+
+
+PARTS = ("**Symptom.**", "**First look.**", "Cause and fix", "**Proof.**")

@@ -95,7 +95,7 @@ def _outcome(disarmed: Result, seen: Observation, chunk_s: float) -> tuple[Outco
         return Outcome.CAUGHT, disarmed.sentences[0]
     if pace_s > 2 * chunk_s and seen.emitted[-1].at_s > fault_s + pace_s:
         times = f"{pace_s / chunk_s:.0f} times"
-        return Outcome.CRAWL, f"every chunk took {times} as long, and nobody said so"
+        return Outcome.CRAWL, f"every chunk took {times} as long, and no rank said so"
     return (Outcome.HANG, hung) if seen.is_hung else (Outcome.NOTHING, "nothing")
 
 
