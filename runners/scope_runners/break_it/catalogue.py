@@ -21,15 +21,23 @@ CASES: tuple[Case, ...] = tuple(
     )
 )
 
+MEASURED_ELSEWHERE = {"10", "recompute-every-2"}
+WHERE_MEASURED = (
+    "recompute-every-2 breaks nothing: `scripts/lab recompute_experiment` of the repository "
+    "measures it"
+)
+
 
 def chosen(names: Sequence[str], *, among: Sequence[Case] = CASES) -> tuple[Case, ...]:
     """The cases of `names`: of a fault's number, or of a name or the beginning of one.
 
     Raises:
-        UserInputError: there is none of that name.
+        UserInputError: there is none of that name, or it is measured elsewhere.
     """
     found: list[Case] = []
     for name in names:
+        if name in MEASURED_ELSEWHERE:
+            raise UserInputError(f"fault 10, {WHERE_MEASURED}")
         hits = [case for case in among if _is_meant(name, case)]
         if not hits:
             raise UserInputError(f"no fault is called {name!r}; see scope-rt break-it --list")

@@ -15,7 +15,7 @@ from scope_rt.mesh.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
 from scope_runners.arguments import positive, positive_number
-from scope_runners.break_it.catalogue import CASES, chosen
+from scope_runners.break_it.catalogue import CASES, WHERE_MEASURED, chosen
 from scope_runners.break_it.detectors import TrialResult, detectors_table
 from scope_runners.break_it.disarm import Detector
 from scope_runners.break_it.driver import Driver
@@ -80,7 +80,7 @@ def run_break_it(namespace: argparse.Namespace) -> int:
         ScopeError: no fault could be tried, or a stream in which nothing is broken does not work.
     """
     if namespace.list:
-        print(listing(CASES))
+        print(f"{listing(CASES)}\n10  {WHERE_MEASURED}")
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay behind
     cases = _cases(namespace)
