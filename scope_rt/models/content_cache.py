@@ -57,7 +57,7 @@ class Stamp:
 class FileContent:
     """What was read of a file while it had that stamp.
 
-    `checksums` are those of its weights, by dtype of use and name; empty where nobody asked.
+    `checksums` are those of its weights, by kind and name; empty where nobody asked.
     """
 
     stamp: Stamp

@@ -3,8 +3,8 @@
 Ranks compare fingerprints before they load, and each reads its own slices only: so one rank of a
 machine reads the whole folder once (the others wait for it), and `content_cache` keeps what it
 found. After that, as long as no file changes, a fingerprint costs one `stat` per file, and weights
-are read by slice alone. A machine that has never seen the folder therefore reads it once more than
-the weights need; it is the only time.
+are read by slice alone. So a machine reads a folder once more than its weights need, the first time
+it sees it; and the files of the weights again for each new dtype of use.
 
 Kept checksums are also what finds a disk that gives other bytes later than it did then: the shards
 that ranks load no longer add up to them.
@@ -14,6 +14,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from io import FileIO
 from pathlib import Path
 
@@ -60,7 +61,7 @@ class FolderContents:
         """
         contents = self._read(dtype)
         return {
-            name: contents[self._name(path)].checksums[NAMES[dtype]][name]
+            name: contents[self._name(path)].checksums[_key(dtype)][name]
             for path, tensors in self._weights.items()
             for name, _ in tensors
         }
@@ -88,14 +89,19 @@ class FolderContents:
 
     def _lacking(self, stamps: Mapping[str, Stamp], dtype: torch.dtype | None) -> list[str]:
         """The files of which too little is known."""
-        weighed = set() if dtype is None else {self._name(path) for path in self._weights}
-        return [
-            name
-            for name, stamp in stamps.items()
-            if (content := self._known.get(name)) is None
-            or content.stamp != stamp
-            or (name in weighed and dtype is not None and NAMES[dtype] not in content.checksums)
-        ]
+        needed: dict[str, set[str]] = {}
+        if dtype is not None:
+            for path, tensors in self._weights.items():
+                needed[self._name(path)] = {name for name, _ in tensors}
+        lacking = []
+        for name, stamp in stamps.items():
+            known = self._known.get(name)
+            if known is None or known.stamp != stamp:
+                lacking.append(name)
+            elif dtype is not None:
+                sums = known.checksums.get(_key(dtype), {})
+                lacking += [name] if needed.get(name, set()) - sums.keys() else []
+        return lacking
 
     def _read_lacking(
         self, stamps: Mapping[str, Stamp], dtype: torch.dtype | None
@@ -129,10 +135,16 @@ class FolderContents:
                     digest.update(piece.numpy().data)
                     values = piece.view(tensor.dtype).to(dtype)
                     sums[name] = (sums[name] + checksum(values)) % 2**64
-        return FileContent(stamp=stamp, sha256=digest.hexdigest(), checksums={NAMES[dtype]: sums})
+        return FileContent(stamp=stamp, sha256=digest.hexdigest(), checksums={_key(dtype): sums})
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._folder).as_posix()
+
+
+@cache
+def _key(dtype: torch.dtype) -> str:
+    """Under which checksums in the dtype of use are kept: those of another function are others."""
+    return f"{NAMES[dtype]} {checksum(torch.arange(9.0)):x}"
 
 
 def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:

@@ -27,7 +27,7 @@ from scope_rt.models.content_cache import ContentCache
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.registry import CODECS, TEXT_ENCODERS
-from scope_rt.models.shards import check_degree, cut_of, shard
+from scope_rt.models.shards import check_degree, shard_of, shards_of
 from scope_rt.models.weight_files import TensorReader, WeightFiles
 from scope_rt.tensors import NAMES
 from scope_rt.text.encoder import TextEncoder, TextSizes
@@ -99,7 +99,7 @@ class ModelFolder:
         for path, tensors in self.weights.by_file():
             with TensorReader(path) as reader:
                 for name, tensor in tensors:
-                    part = reader.read(tensor, cut_of(name, group))
+                    part = reader.read(tensor, shard_of(name, group))
                     slices[name] = part.to(device, dtype)
         return _with_slices(self.config, slices, group)
 
@@ -180,7 +180,7 @@ def build_transformer(
         UserInputError: the heads do not divide, or the weights are not this config's.
     """
     check_degree(config, group.size)
-    slices = {name: w.to(device, dtype) for name, w in shard(weights, group).items()}
+    slices = {name: w.to(device, dtype) for name, w in shards_of(weights, group).items()}
     return _with_slices(config, slices, group)
 
 

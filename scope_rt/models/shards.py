@@ -7,7 +7,7 @@ from torch import Tensor
 from scope_contracts.errors import UserInputError
 from scope_rt.collectives import Collectives
 from scope_rt.models.config import CausalWanConfig
-from scope_rt.models.weight_files import WHOLE, Cut
+from scope_rt.models.weight_files import WHOLE, Shard
 
 SHARD_AXIS = {
     "to_q.weight": 0,
@@ -23,7 +23,7 @@ SHARD_AXIS = {
     "ffn.net.0.proj.bias": 0,
     "ffn.net.2.weight": 1,
 }
-"""Axis that is cut, by the end of the parameter's name; all other parameters are whole."""
+"""Axis that is split, by the end of the parameter's name; all other parameters are whole."""
 
 
 def check_degree(config: CausalWanConfig, tp_degree: int) -> None:
@@ -50,18 +50,18 @@ def is_sharded(name: str) -> bool:
     return name.endswith(tuple(SHARD_AXIS))
 
 
-def cut_of(name: str, group: Collectives) -> Cut:
+def shard_of(name: str, group: Collectives) -> Shard:
     """This rank's part of the weight `name`; whole where the weight is not sharded."""
     for ending, axis in SHARD_AXIS.items():
         if name.endswith(ending):
-            return Cut(axis=axis, index=group.rank, num_parts=group.size)
+            return Shard(axis=axis, index=group.rank, num_parts=group.size)
     return WHOLE
 
 
-def shard(weights: Mapping[str, Tensor], group: Collectives) -> dict[str, Tensor]:
-    """This rank's slices of whole `weights`."""
-    slices = {}
+def shards_of(weights: Mapping[str, Tensor], group: Collectives) -> dict[str, Tensor]:
+    """This rank's parts of whole `weights`."""
+    parts = {}
     for name, weight in weights.items():
-        cut = cut_of(name, group)
-        slices[name] = weight.chunk(cut.num_parts, dim=cut.axis)[cut.index].contiguous()
-    return slices
+        shard = shard_of(name, group)
+        parts[name] = weight.chunk(shard.num_parts, dim=shard.axis)[shard.index].contiguous()
+    return parts

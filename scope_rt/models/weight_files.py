@@ -49,7 +49,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Shard:
     """Part number `index` of `num_parts` equal parts along `axis`."""
 
     axis: int
@@ -57,7 +57,7 @@ class Cut:
     num_parts: int
 
 
-WHOLE = Cut(axis=0, index=0, num_parts=1)
+WHOLE = Shard(axis=0, index=0, num_parts=1)
 
 
 class TensorReader:
@@ -74,17 +74,17 @@ class TensorReader:
         except OSError as error:
             raise UserInputError(f"cannot read {path}: {error.strerror}") from error
 
-    def read(self, tensor: StoredTensor, cut: Cut = WHOLE) -> Tensor:
+    def read(self, tensor: StoredTensor, shard: Shard = WHOLE) -> Tensor:
         """The part of `tensor` that `cut` names, in the dtype of the file, on the CPU."""
         shape = list(tensor.shape)
-        if cut.num_parts > 1:
-            shape[cut.axis] //= cut.num_parts
+        if shard.num_parts > 1:
+            shape[shard.axis] //= shard.num_parts
         part = torch.empty(prod(shape) * tensor.dtype.itemsize, dtype=torch.uint8)
-        num_runs = prod(shape[: cut.axis])
+        num_runs = prod(shape[: shard.axis])
         run_bytes = len(part) // num_runs
-        start, view = tensor.offset + cut.index * run_bytes, part.numpy().data
+        start, view = tensor.offset + shard.index * run_bytes, part.numpy().data
         for run in range(num_runs):
-            run_start = start + run * run_bytes * cut.num_parts
+            run_start = start + run * run_bytes * shard.num_parts
             self.fill(view[run * run_bytes : (run + 1) * run_bytes], run_start)
         return part.view(tensor.dtype).view(shape)
 

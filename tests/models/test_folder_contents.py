@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from scope_contracts.errors import FingerprintError
 from scope_contracts.weights import check_loaded
 from scope_rt.collectives import SoloCollectives
-from scope_rt.models import content_cache, folder_contents
+from scope_rt.models import content_cache, folder_contents, weight_files
 from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
 from scope_rt.models.fingerprint import Fingerprint, checksum
 from scope_rt.models.folder_contents import FolderContents
@@ -114,6 +114,29 @@ def test_another_dtype_of_use_reads_the_weights_and_forgets_nothing(
     assert files_read == [WEIGHTS]
     ModelFolder.open(folder).checksums(torch.float32)
     assert files_read == [WEIGHTS]
+
+
+def test_checksums_of_another_function_or_of_other_names_do_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ModelFolder.open(folder).checksums(torch.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_contents, "checksum", lambda values: checksum(values) * 3)
+        folder_contents._key.cache_clear()
+        other = ModelFolder.open(folder).checksums(torch.float32)
+    folder_contents._key.cache_clear()
+    sums = ModelFolder.open(folder).checksums(torch.float32)
+    assert other == {name: value * 3 % 2**64 for name, value in sums.items()}
+    with monkeypatch.context() as patch:
+        renamed = {f"new.{name}": value for name, value in sums.items()}
+        patch.setattr(
+            weight_files,
+            "to_diffusers",
+            lambda stored: {f"new.{name}": tensor for name, tensor in stored.items()},
+        )
+        weights = weight_files.WeightFiles.open(folder / "transformer")
+        contents = FolderContents(folder, weights, cache=ContentCache.of(folder))
+        assert contents.checksums(torch.float32) == renamed
 
 
 def grow(path: Path) -> None:
