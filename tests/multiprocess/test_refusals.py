@@ -1,6 +1,7 @@
 """Ranks that disagree, or lose each other, raise a named error everywhere, within a bound."""
 
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -13,6 +14,7 @@ from scope_contracts.errors import LinkTimeoutError
 from scope_rt.checks import Checks
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.worker import Worker
+from scope_rt.models.loading import WEIGHTS_NAME
 from scope_rt.session import StreamSession
 from tests.multiprocess.ranks import Ranks
 
@@ -41,6 +43,26 @@ def test_another_attention_backend_on_one_rank_stops_all_ranks(ranks: Ranks, fol
 def test_another_picture_size_on_one_rank_stops_all_ranks(ranks: Ranks, folder: Path) -> None:
     answers = ranks.run(2, stream_two_chunks, folder=folder, plan="pp1", tp=1, odd={"height": 32})
     assert all(error and error.startswith("ParityError: world_layout") for _, error in answers)
+
+
+def stream_own_copy(folders: tuple[Path, Path]) -> None:
+    """Each rank streams from a folder of its own, as ranks of two hosts do."""
+    with StreamSession(folders[int(os.environ["RANK"])], plan="pp1", tp=1) as session:
+        list(session.stream("red circle", num_chunks=1))
+
+
+def test_another_bit_in_one_ranks_copy_of_the_weights_stops_all_ranks(
+    ranks: Ranks, folder: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    weights = copy / "transformer" / WEIGHTS_NAME
+    ranks.results(2, stream_own_copy, folders=(folder, copy))
+    altered = bytearray(weights.read_bytes())
+    altered[-1] ^= 1
+    weights.write_bytes(altered)
+    for _, error in ranks.run(2, stream_own_copy, folders=(folder, copy)):
+        assert error is not None
+        assert error.startswith("ParityError: model_fingerprint: rank 0 has")
 
 
 def fail_in_user_code(folder: Path) -> None:
