@@ -30,7 +30,7 @@ from scope_rt.mesh.heartbeat import BEATS_PER_BOUND
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
 from scope_runners.arguments import positive
-from scope_runners.break_it.disarm import Detector, checks_without
+from scope_runners.break_it.detectors import Detector, checks_without
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
 from scope_runners.guarded import guarded

@@ -29,7 +29,7 @@ from scope_lab.two_hosts_report import HostReport, TwoHostsReport, table
 from scope_rt.mesh.topology import PIPELINED, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED
 from scope_runners.arguments import fresh_folder, positive, positive_number
-from scope_runners.break_it.machines import FAR_IS_SILENT, STORE_IS_SILENT
+from scope_runners.break_it.cases.ranks import FAR_IS_SILENT, STORE_IS_SILENT
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
 from scope_runners.guarded import guarded

@@ -3,8 +3,7 @@
 import pytest
 
 from scope_rt.models.loading import ModelFolder
-from scope_runners.break_it.driver import Driver
-from scope_runners.break_it.models import rebuilding_twin
+from scope_runners.break_it.driver import Driver, recomputing_copy
 from scope_runners.break_it.suite import Suite
 from tests.break_it.broken import HEARTBEAT_S, Broken
 from tests.tiny_folder import write_tiny_folder
@@ -14,10 +13,10 @@ from tests.tiny_folder import write_tiny_folder
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
     folder = tmp_path_factory.mktemp("break-it")
     model = write_tiny_folder(folder / "model")
-    twin = rebuilding_twin(ModelFolder.open(model), folder / "twin")
+    twin = recomputing_copy(ModelFolder.open(model), folder / "twin")
     driver = Driver(
         model=model,
-        rebuilding_model=twin,
+        recomputing_model=twin,
         prompt="a red circle",
         folder=folder / "runs",
         bound_s=60.0,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from scope_runners.break_it.processes import Phase
+from scope_runners.break_it.cases.ranks import Phase
 from scope_runners.break_it.scenario import DEAD_S, RESUME_S, Role
 from tests.break_it.broken import Broken
 

@@ -8,10 +8,10 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_runners.break_it import driver
 from scope_runners.break_it.catalogue import CASES, case_named, chosen
-from scope_runners.break_it.detectors import TRIALS, Outcome, Trial, detectors_table
-from scope_runners.break_it.disarm import Detector
-from scope_runners.break_it.scenario import PP0, Scenario, untouched
+from scope_runners.break_it.detectors import Detector
+from scope_runners.break_it.scenario import PP0, Scenario, unaffected
 from scope_runners.break_it.suite import Suite
+from scope_runners.break_it.trials import TRIALS, Outcome, Trial, detectors_table
 from scope_runners.break_it.watch import Watch
 
 pytestmark = pytest.mark.timeout(300)  # a trial is five runs, and one of them hangs
@@ -48,14 +48,14 @@ def test_a_disarmed_run_has_as_long_as_a_clean_one_before_it_counts_as_hung(
     monkeypatch.setattr(driver.Driver, "clean", lambda *where: clean)
     suite = driver.Driver(
         model=tmp_path,
-        rebuilding_model=tmp_path,
+        recomputing_model=tmp_path,
         prompt="",
         folder=tmp_path,
         bound_s=60.0,
         hang_bound_s=12.0,
         launch=lambda *how, **more: 0,
     )
-    scenario = Scenario(topology=PP0, expected=untouched(PP0, headline=""))
+    scenario = Scenario(topology=PP0, expected=unaffected(PP0, headline=""))
     suite.run(scenario)
     suite.run(scenario, disarmed=[Detector.HEARTBEAT])
     assert bounds_s == [60.0, 43.0]

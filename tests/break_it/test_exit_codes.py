@@ -27,7 +27,7 @@ def test_an_abort_after_the_last_word_is_a_complaint(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, end: str
 ) -> None:
     case = case_named(name)
-    suite.driver.pace(case.natural)
+    suite.driver.pace(case.default_topology)
     monkeypatch.setattr(rank_group, "LINGER_S", 30.0)  # an abort takes its time
     (tmp_path / "aborting_rank.py").write_text(ABORTING_RANK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

@@ -12,7 +12,7 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_rt.checks import Checks
 from scope_rt.faults import FaultPoint
-from scope_runners.break_it.disarm import Detector, checks_without
+from scope_runners.break_it.detectors import Detector, checks_without
 from scope_runners.break_it.faults import FaultPlan, InjectedFaults, at, decode, encode, read_log
 from scope_runners.break_it.instruments import instruments_from_environment
 

@@ -7,10 +7,10 @@ import pytest
 
 from scope_rt.faults import FaultPoint
 from scope_runners.break_it.catalogue import case_named
-from scope_runners.break_it.detectors import Outcome, Trial, TrialResult, judge_trial
-from scope_runners.break_it.disarm import Detector
+from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.events import Event, EventKind
-from scope_runners.break_it.faults import Happened, at
+from scope_runners.break_it.faults import InjectedFault, at
+from scope_runners.break_it.job import RankJob, Script
 from scope_runners.break_it.observation import Observation
 from scope_runners.break_it.scenario import (
     PP0,
@@ -21,14 +21,16 @@ from scope_runners.break_it.scenario import (
     Scenario,
     lost,
     refused_by,
-    untouched,
+    unaffected,
 )
-from scope_runners.break_it.script import RankJob, Script
 from scope_runners.break_it.table import head, rows, tally
+from scope_runners.break_it.trials import Outcome, Trial, TrialResult, judge_trial
 from scope_runners.break_it.verdict import Result, Verdict, judge
 
 FAULT = at(rank=1, chunk=3, point=FaultPoint.CALL, action="kill")
-HAPPENED = Happened(action="kill", point=FaultPoint.CALL, rank=1, attempt=0, chunk=3, at_s=10.0)
+HAPPENED = InjectedFault(
+    action="kill", point=FaultPoint.CALL, rank=1, attempt=0, chunk=3, at_s=10.0
+)
 REFERENCE = {chunk: f"digest {chunk}" for chunk in range(5)}
 REFUSED = refused_by(1, PP0, "OrderError")
 SURVIVED = lost(1, PP0, "killed", within_s=2.0)
@@ -60,7 +62,7 @@ def left(rank: int, *, attempt: int) -> Event:
     return Event(kind=EventKind.LEFT, rank=rank, attempt=attempt, at_s=15.0)
 
 
-def seen(*events: Event, happened: tuple[Happened, ...] = (HAPPENED,)) -> Observation:
+def seen(*events: Event, happened: tuple[InjectedFault, ...] = (HAPPENED,)) -> Observation:
     script = Script(num_chunks=5)
     job = RankJob(model="", plan="pp0", tp=1, prompt="", script=script, folder="/nowhere")
     return Observation(
@@ -76,7 +78,13 @@ def seen(*events: Event, happened: tuple[Happened, ...] = (HAPPENED,)) -> Observ
 
 
 def judged(observation: Observation, expected: Expected = REFUSED) -> Result:
-    case = Case(number=0, name="a fault", what="", natural=PP0, build=lambda topology, pace: None)
+    case = Case(
+        number=0,
+        name="a fault",
+        description="",
+        default_topology=PP0,
+        build=lambda topology, pace: None,
+    )
     scenario = Scenario(topology=PP0, faults=(FAULT,), expected=expected)
     return judge(case, scenario, observation, REFERENCE)
 
@@ -127,7 +135,7 @@ def test_a_run_that_had_to_be_ended_hung() -> None:
         (
             seen(failed(1, "OrderError", at_s=13.0), failed(0, "PeerLostError")),
             REFUSED,
-            "rank 1 said so after 3.0 s, want 2 s",
+            "rank 1 reported it after 3.0 s, want 2 s",
         ),
         (replace(A_REFUSAL, happened=()), REFUSED, "the fault did not happen"),
         (replace(A_REFUSAL, left_behind=(4711,)), REFUSED, "processes left behind: (4711,)"),
@@ -138,11 +146,11 @@ def test_a_run_that_had_to_be_ended_hung() -> None:
             SURVIVED,
             "rank 0 says 'from rank 1: the peer is gone', want",
         ),
-        (seen(emitted(0), failed(0, "PeerLostError")), SURVIVED, "the stream did not go on"),
+        (seen(emitted(0), failed(0, "PeerLostError")), SURVIVED, "the stream did not resume"),
         (
             seen(failed(0, "PeerLostError"), emitted(0, at_s=30.0, attempt=1)),
             SURVIVED,
-            "went on after 19.5 s, want 15 s",
+            "resumed after 19.5 s, want 15 s",
         ),
         (
             seen(failed(0, "PeerLostError"), emitted(0, at_s=12.0, attempt=1)),
@@ -213,16 +221,18 @@ PACE = Pace(heartbeat_s=5.0, chunk_s=0.2, num_calls=5)
 def complaints_about(name: str, *events: Event, action: str, rank: int) -> tuple[str, ...]:
     """Of a run of a real case of which nothing else is wrong."""
     case = case_named(name)
-    scenario = case.build(case.natural, PACE)
+    scenario = case.build(case.default_topology, PACE)
     assert scenario is not None
-    broke = Happened(action=action, point=FaultPoint.CALL, rank=rank, attempt=0, chunk=3, at_s=10.0)
+    broke = InjectedFault(
+        action=action, point=FaultPoint.CALL, rank=rank, attempt=0, chunk=3, at_s=10.0
+    )
     script = scenario.script
     before = [emitted(chunk) for chunk in range(3)]
     after = [emitted(chunk, at_s=21.0, attempt=1) for chunk in range(3, script.num_chunks)]
     restored = Event(kind=EventKind.RESTORED, rank=-1, attempt=0, at_s=20.0)
     run = seen(*before, *events, restored, *after, happened=(broke,))
     observation = replace(
-        run, num_ranks=case.natural.world_size, job=replace(run.job, script=script)
+        run, num_ranks=case.default_topology.world_size, job=replace(run.job, script=script)
     )
     reference = {chunk: f"digest {chunk}" for chunk in range(script.num_chunks)}
     return judge(case, scenario, observation, reference).complaints
@@ -245,13 +255,13 @@ def test_both_hosts_of_a_cut_cable_have_the_one_bound() -> None:
     def told(near_s: float, far_s: float) -> tuple[str, ...]:
         texts = "rank 1 sent no heartbeat for 4.2 s", "the store at 10.0.0.1:2 did not answer"
         cut = [
-            failed(rank, "LinkTimeoutError", at_s=10.0 + told_s, text=text)
-            for rank, told_s, text in zip((0, 1), (near_s, far_s), texts, strict=True)
+            failed(rank, "LinkTimeoutError", at_s=10.0 + error_s, text=text)
+            for rank, error_s, text in zip((0, 1), (near_s, far_s), texts, strict=True)
         ]
         return complaints_about("cable-cut", *cut, action="cut_cable", rank=-1)
 
     assert told(4.2, 4.9) == ()
-    assert told(4.2, 5.1) == ("rank 1 said so after 5.1 s, want 5 s",)
+    assert told(4.2, 5.1) == ("rank 1 reported it after 5.1 s, want 5 s",)
 
 
 def test_a_setting_has_happened_when_every_rank_has_come_with_it() -> None:
@@ -286,13 +296,12 @@ def test_a_run_that_was_ended_before_its_fault_shows_nothing_of_a_detector() -> 
     assert told == "the fault did not happen; rank 0: LinkTimeoutError: why"
 
 
-def test_faults_that_come_to_nothing_or_are_only_measured_are_not_counted_as_caught() -> None:
+def test_faults_that_have_no_effect_or_were_not_run_are_not_counted_as_caught() -> None:
     caught = judged(A_REFUSAL)
-    harmless = replace(caught, is_unharmed=untouched(PP0, headline="").is_unharmed)
-    measured = replace(caught, verdict=Verdict.MEASURED)
+    harmless = replace(caught, is_unharmed=unaffected(PP0, headline="").is_unharmed)
     skipped = replace(caught, name="cable-cut", verdict=Verdict.NOT_RUN)
-    said = tally([caught, harmless, measured, skipped, caught])
-    assert said == "5 runs: 2 caught, 1 unharmed, 1 measured, 1 not run (cable-cut)"
+    said = tally([caught, harmless, skipped, caught])
+    assert said == "4 runs: 2 caught, 1 unharmed, 1 not run (cable-cut)"
 
 
 def test_the_table_keeps_to_120_columns_whatever_it_has_to_say(tmp_path: Path) -> None:

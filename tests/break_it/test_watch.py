@@ -30,7 +30,7 @@ def test_a_stopped_process_is_ended_when_the_bound_is_over(
         assert watch.has_overrun
         with pytest.raises(OverrunError):
             watch.check()
-        assert watch.end([]) == ()
+        assert watch.finish([]) == ()
 
 
 def test_every_start_has_the_whole_bound(
@@ -53,7 +53,7 @@ def test_a_process_that_outlives_its_run_is_told_and_ended(
 ) -> None:
     with Watch(bound_s=60.0) as watch, monkeypatch.context() as patch:
         patch.setattr("scope_runners.break_it.watch.GONE_WITHIN_S", 0.2)
-        assert watch.end([sleeper.pid]) == (sleeper.pid,)
+        assert watch.finish([sleeper.pid]) == (sleeper.pid,)
     assert sleeper.wait(10) == -signal.SIGKILL
 
 

@@ -26,7 +26,7 @@ from scope_lab.soak.event_log import (
 from scope_lab.soak.job import SoakJob
 from scope_lab.soak.memory import FORK_SERVER, LAUNCHER, parent_of, rss_bytes
 from scope_lab.soak.schedule import FaultKind, PlannedFault
-from scope_runners.break_it.faults import FaultPlan, Happened, encode, read_log
+from scope_runners.break_it.faults import FaultPlan, InjectedFault, encode, read_log
 from scope_runners.break_it.instruments import FAULTS
 from scope_runners.fork_server import Event, RankEnded, RankStarted
 
@@ -59,7 +59,7 @@ def faults_inside(job: SoakJob, faults: Sequence[PlannedFault]) -> dict[int, tup
     return first
 
 
-def _explains(fault: PlannedFault, line: Happened, count: int) -> bool:
+def _explains(fault: PlannedFault, line: InjectedFault, count: int) -> bool:
     inside = fault.injected
     assert inside is not None
     same = (inside.action, inside.rank, inside.point) == (line.action, line.rank, line.point)

@@ -1,7 +1,7 @@
 """What a fault does to the value that passes its point; nothing here looks at anything else.
 
-An action takes the value and gives back what goes on in its place. It damages copies: what the rank
-itself holds stays as it was, unless the action is about just that.
+An action takes the value and returns the one to use in its place. It changes copies: what the rank
+itself holds stays as it was, unless that is what the action is about.
 """
 
 import errno
@@ -44,7 +44,7 @@ def _kill_in_message(frames: Sequence[Tensor], *, after_s: float = 0.05) -> Sequ
 
 
 def _stop(value: Value) -> Value:
-    """Stopped by the kernel, as a debugger or a frozen container would; whoever wants continues."""
+    """Stopped by the kernel, as by a debugger or in a frozen container; SIGCONT continues it."""
     os.kill(os.getpid(), signal.SIGSTOP)
     return value
 
@@ -180,7 +180,7 @@ def _withhold(messages: Sequence[Message]) -> list[Message]:
 
 
 def _send_after(messages: Sequence[Message], earlier: Sequence[Message]) -> list[Message]:
-    """What was withheld comes behind what came after it."""
+    """What was withheld comes after its successor."""
     return [*messages, *earlier]
 
 
@@ -219,11 +219,11 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "send_twice": _send_twice,
     "withhold": _withhold,
 }
-"""Faults by name: from the value that passes, the one that goes on."""
+"""Actions by name: from the value that passes its point to the one used in its place."""
 
 RECALLING_ACTIONS: dict[str, Callable[..., Any]] = {
     "send_after": _send_after,
     "send_again": _send_again,
     "instead": _instead,
 }
-"""Faults that are also given what passed the same point the time before."""
+"""Actions that are also given what passed the same point the time before."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from scope_contracts.errors import UserInputError
-from scope_runners.break_it import cuts, data, envelopes, machines, processes, settings, viewers
+from scope_runners.break_it.cases import consumers, data, envelopes, ranks, recompute, settings
 from scope_runners.break_it.scenario import Case
 
 CASES: tuple[Case, ...] = tuple(
@@ -11,11 +11,10 @@ CASES: tuple[Case, ...] = tuple(
         (
             *settings.CASES,
             *envelopes.CASES,
+            *recompute.CASES,
             *data.CASES,
-            *cuts.CASES,
-            *processes.CASES,
-            *machines.CASES,
-            *viewers.CASES,
+            *ranks.CASES,
+            *consumers.CASES,
         ),
         key=lambda case: case.number,
     )

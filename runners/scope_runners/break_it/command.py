@@ -16,13 +16,12 @@ from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
 from scope_runners.arguments import positive, positive_number
 from scope_runners.break_it.catalogue import CASES, WHERE_MEASURED, chosen
-from scope_runners.break_it.detectors import TrialResult, detectors_table
-from scope_runners.break_it.disarm import Detector
-from scope_runners.break_it.driver import Driver
-from scope_runners.break_it.models import rebuilding_twin
+from scope_runners.break_it.detectors import Detector
+from scope_runners.break_it.driver import Driver, recomputing_copy
 from scope_runners.break_it.scenario import Case
 from scope_runners.break_it.suite import Suite
 from scope_runners.break_it.table import as_json, head, listing, rows, tally
+from scope_runners.break_it.trials import TrialResult, detectors_table
 from scope_runners.break_it.verdict import Result, Verdict
 from scope_runners.exit_codes import FAILED
 
@@ -85,13 +84,13 @@ def run_break_it(namespace: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay behind
     cases = _cases(namespace)
     model, topology = ModelFolder.open(namespace.model), _topology(namespace)
-    for degree in {(topology or case.natural).tp_degree for case in cases}:
+    for degree in {(topology or case.default_topology).tp_degree for case in cases}:
         check_degree(model.config, degree)
     folder, is_kept = Path(mkdtemp(prefix="scope-break-it-")), False
     try:
         driver = Driver(
             model=model.path,
-            rebuilding_model=rebuilding_twin(model, folder / "rebuilding"),
+            recomputing_model=recomputing_copy(model, folder / "rebuilding"),
             prompt=namespace.prompt,
             folder=folder,
             bound_s=namespace.bound,

@@ -1,115 +1,99 @@
-"""A detector that cannot fail detects nothing: each is disarmed in turn, and its fault let through.
+"""A detector that is disarmed does nothing, which shows what it is there for.
 
-What must then happen is what this project exists to prevent: a run that hangs until it is ended, or
-a chunk that looks plausible and is wrong. Where a second detector would catch the fault as well,
-both are disarmed.
+Each one stands for the functions of `scope_rt.checks.Checks` that are replaced to disarm it.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
 
-from scope_runners.break_it.disarm import Detector
-from scope_runners.break_it.observation import Observation, seconds_per_chunk
-from scope_runners.break_it.verdict import Result, Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A fault, and the detectors without which it gets through."""
-
-    disarmed: tuple[Detector, ...]
-    case: str
-
-    def __str__(self) -> str:
-        return f"{self.case} without {' and '.join(self.disarmed)}"
+from scope_contracts.call_budget import CallBudget
+from scope_contracts.errors import UserInputError
+from scope_contracts.lifecycle import Lifecycle
+from scope_rt.checks import Checks
 
 
-TRIALS = (
-    Trial(disarmed=(Detector.ENV_PARITY,), case="plan-mismatch/arguments"),
-    Trial(disarmed=(Detector.ENV_PARITY,), case="backend-mismatch"),
-    Trial(disarmed=(Detector.PREFLIGHT,), case="r0a/shortened"),
-    Trial(disarmed=(Detector.LIFECYCLE,), case="cache-reset/no-epoch"),
-    Trial(disarmed=(Detector.CALL_BUDGET,), case="call-count/steps"),
-    Trial(disarmed=(Detector.ANSWER, Detector.STATE_DIGEST), case="stale-answer"),
-    Trial(disarmed=(Detector.EPOCH_DROP,), case="late-result"),
-    Trial(disarmed=(Detector.STATE_DIGEST,), case="bias-on-the-mesh"),
-    Trial(disarmed=(Detector.SCALAR_DIGEST,), case="bias-on-one-rank"),
-    Trial(disarmed=(Detector.INPUT_DIGEST,), case="bit-flip/inputs"),
-    Trial(disarmed=(Detector.FINGERPRINT,), case="weights/at-load"),
-    Trial(disarmed=(Detector.FINGERPRINT,), case="weights/mid-stream"),
-    Trial(disarmed=(Detector.HEARTBEAT,), case="stop/follower"),
-    Trial(disarmed=(Detector.SLOW_RANK,), case="slow-rank"),
+class Detector(StrEnum):
+    """One detector each."""
+
+    ENV_PARITY = "env_parity"
+    """Settings are compared over all ranks before the first model collective."""
+    PREFLIGHT = "preflight"
+    """Rank0 and the mesh check an envelope by itself."""
+    LIFECYCLE = "lifecycle"
+    """Every rank checks an envelope against the ones before it."""
+    CALL_BUDGET = "call_budget"
+    """A generator call that was not planned never starts, and a short count is never committed."""
+    ANSWER = "answer"
+    """Rank0 checks that a result answers the envelope it sent."""
+    EPOCH_DROP = "epoch_drop"
+    """A result of an epoch that was cut off is dropped."""
+    STATE_DIGEST = "state_digest"
+    """Every result tells what was run and where the cache stands."""
+    SCALAR_DIGEST = "scalar_digest"
+    """Every N chunks the generator ranks compare what they are about to run."""
+    INPUT_DIGEST = "input_digest"
+    """What arrives on the link is what was sent (`SCOPE_TP_INPUT_DIGEST=1`)."""
+    FINGERPRINT = "fingerprint"
+    """Weights are those of the checkpoint, at load and every N chunks."""
+    HEARTBEAT = "heartbeat"
+    """A rank that stops answering is named."""
+    SLOW_RANK = "slow_rank"
+    """A rank far slower than the others is named (`SCOPE_SLOW_RANK_FACTOR`)."""
+
+
+def detectors_named(names: Iterable[str]) -> frozenset[Detector]:
+    """The detectors of these names.
+
+    Raises:
+        UserInputError: there is no detector of that name.
+    """
+    try:
+        return frozenset(Detector(name) for name in names)
+    except ValueError as error:
+        choices = ", ".join(Detector)
+        raise UserInputError(f"SCOPE_DISARM: {error}; choose from {choices}") from None
+
+
+def checks_without(detectors: Iterable[Detector]) -> Checks:
+    """All checks but those of `detectors`."""
+    checks = Checks()
+    for detector in detectors:
+        checks = replace(checks, **_REPLACED[detector])
+    return checks
+
+
+def _nothing(*values: object, **named: object) -> None:
+    """No check at all."""
+
+
+def _never(result_epoch: int, first_epoch: int) -> bool:
+    return False
+
+
+def _count(budget: CallBudget) -> None:
+    budget.observed += 1
+
+
+def _commit(lifecycle: Lifecycle, observed_calls: int) -> Lifecycle:
+    return lifecycle.commit(lifecycle.call_budget or 0)
+
+
+_REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
+    {
+        Detector.ENV_PARITY: {"settings": _nothing},
+        Detector.PREFLIGHT: {"preflight": _nothing},
+        Detector.LIFECYCLE: {"enter": Lifecycle.follow},
+        Detector.CALL_BUDGET: {"count_call": _count, "commit": _commit},
+        Detector.ANSWER: {"answer": _nothing},
+        Detector.EPOCH_DROP: {"is_dropped": _never},
+        Detector.STATE_DIGEST: {"state": _nothing},
+        Detector.SCALAR_DIGEST: {"scalars": _nothing},
+        Detector.INPUT_DIGEST: {"input_digests": _nothing},
+        Detector.FINGERPRINT: {"loaded_weights": _nothing, "weights": _nothing},
+        Detector.HEARTBEAT: {"heartbeat": _nothing},
+        Detector.SLOW_RANK: {"pace": _nothing},
+    }
 )
-
-
-class Outcome(StrEnum):
-    """What a fault does when its detectors are disarmed."""
-
-    HANG = "hang"
-    DRIFT = "drift"
-    CRAWL = "crawl"
-    """The stream is right, and far too slow."""
-    CAUGHT = "caught"
-    """Something else refused it."""
-    NOTHING = "nothing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialResult:
-    """What came of a trial, with the detectors and without them."""
-
-    trial: Trial
-    armed: Result
-    disarmed: Result
-    outcome: Outcome
-    what_happened: str
-
-    @property
-    def shows_it(self) -> bool:
-        """Whether it is these detectors that stop the fault."""
-        got_through = self.outcome in (Outcome.HANG, Outcome.DRIFT, Outcome.CRAWL)
-        return self.armed.verdict is Verdict.PASSED and got_through
-
-
-def judge_trial(
-    trial: Trial, *, armed: Result, disarmed: Result, seen: Observation, chunk_s: float
-) -> TrialResult:
-    """`seen` is the run without the detectors, `chunk_s` what a chunk takes in a clean run."""
-    outcome, what = _outcome(disarmed, seen, chunk_s)
-    return TrialResult(
-        trial=trial, armed=armed, disarmed=disarmed, outcome=outcome, what_happened=what
-    )
-
-
-def _outcome(disarmed: Result, seen: Observation, chunk_s: float) -> tuple[Outcome, str]:
-    if not disarmed.has_happened:  # a run that was slow to start is no hang of this fault
-        return Outcome.NOTHING, "; ".join(["the fault did not happen", *disarmed.sentences[:1]])
-    fault_s, pace_s = seen.fault_s or seen.began_s, seconds_per_chunk(seen)
-    hung = f"hung until it was ended, {seen.ended_s - fault_s:.0f} s after the fault"
-    if disarmed.num_wrong:
-        wrong = f"{disarmed.num_wrong} of {disarmed.num_chunks} chunks emitted were wrong"
-        ends = [f"{failure.error} came" for failure in seen.failures[:1]]
-        then = [f"it {hung}"] if seen.is_hung else ends
-        return Outcome.DRIFT, "; then ".join([wrong, *then])
-    if disarmed.sentences:
-        return Outcome.CAUGHT, disarmed.sentences[0]
-    if pace_s > 2 * chunk_s and seen.emitted[-1].at_s > fault_s + pace_s:
-        times = f"{pace_s / chunk_s:.0f} times"
-        return Outcome.CRAWL, f"every chunk took {times} as long, and no rank said so"
-    return (Outcome.HANG, hung) if seen.is_hung else (Outcome.NOTHING, "nothing")
-
-
-def detectors_table(results: list[TrialResult]) -> str:
-    """As Markdown, for the terminal and for the runbook."""
-    lines = [
-        "| disarmed | fault | armed | without it |",
-        "|---|---|---|---|",
-    ]
-    for result in results:
-        names = " and ".join(f"`{name}`" for name in result.trial.disarmed)
-        fault = f"{result.armed.number} `{result.trial.case}` on {result.armed.plan}"
-        armed = f"{result.armed.expected}: {result.armed.verdict}"
-        lines.append(
-            f"| {names} | {fault} | {armed} | **{result.outcome}**: {result.what_happened} |"
-        )
-    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Every run ends within its bound, and none of its processes outlives it, whatever happens in it.
 
-The ranks are started as a user's ranks are. Stopped ranks and ranks that hang are killed; a run
-that had to be ended so is called hung.
+The ranks are started as a user's ranks are. Ranks that hang or are stopped are killed at the bound;
+the run is then reported as hung.
 """
 
 import time
@@ -11,14 +11,15 @@ from pathlib import Path
 
 from scope_contracts.errors import ScopeError
 from scope_rt.mesh.topology import Topology
-from scope_rt.models.recipe import Recipe
-from scope_runners.break_it.disarm import Detector
+from scope_rt.models.loading import ModelFolder
+from scope_rt.models.recipe import RECIPE_NAME, CacheUpkeep, Recipe
+from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.events import EventKind, read_events
 from scope_runners.break_it.faults import FaultPlan, encode, read_log
 from scope_runners.break_it.instruments import DISARM, FAULTS
+from scope_runners.break_it.job import RankJob, Script, ScriptEvent
 from scope_runners.break_it.observation import Observation, seconds_per_chunk
-from scope_runners.break_it.scenario import Pace, Scenario, untouched
-from scope_runners.break_it.script import Cue, RankJob, Script
+from scope_runners.break_it.scenario import Pace, Scenario, unaffected
 from scope_runners.break_it.two_hosts import start_on_two_hosts
 from scope_runners.break_it.watch import Watch, start_here
 from scope_runners.launcher import launch_attempts
@@ -29,10 +30,10 @@ MOST_RESTARTS = 2
 
 @dataclass(slots=True, kw_only=True)
 class Driver:
-    """Runs scenarios on one model; `folder` takes what the runs leave, one folder each."""
+    """Runs scenarios on one model; each run keeps its files in a folder of its own in `folder`."""
 
     model: Path
-    rebuilding_model: Path
+    recomputing_model: Path
     """The same, as one that keeps its cache by recompute."""
     prompt: str
     folder: Path
@@ -63,19 +64,19 @@ class Driver:
         job = self._job(scenario)
         environ, began_s = self._environ(scenario, job, without), time.monotonic()
         with Watch(bound_s=bound_s) as watch:
-            if scenario.cuts_cable:
+            if scenario.cuts_connection:
                 start_on_two_hosts(job, scenario.topology, environ, watch, cut_s=self._cut_s)
             else:
-                goes_on = scenario.expected.resumes and not without
+                restarts = scenario.expected.resumes and not without
                 attempt = Attempt(
                     argv=[str(job.save())],
                     num_ranks=scenario.topology.world_size,
                     environ_of=lambda rank: environ | {**scenario.environ.get(rank, {})},
                 )
-                most = MOST_RESTARTS if goes_on else 0
+                most = MOST_RESTARTS if restarts else 0
                 start_here(job, attempt, watch, most_restarts=most, launch=self.launch)
             started = [e.pid for e in read_events(job.events) if e.kind is EventKind.STARTED]
-            left_behind = watch.end(started)
+            left_behind = watch.finish(started)
         lines = job.faults.read_text().splitlines() if job.faults.exists() else []
         return Observation(
             job=job,
@@ -94,9 +95,9 @@ class Driver:
         That is the same script, with a recompute wherever the group was started again and a hard
         cut wherever one took effect.
         """
-        rebuilt = [Cue(chunk=chunk, recompute=True) for chunk in seen.resumed_at]
-        cut = [Cue(chunk=event.chunk, hard_cut=True) for event in seen.of(EventKind.CUT)]
-        script = seen.job.script.with_cues(*rebuilt, *cut)
+        rebuilt = [ScriptEvent(chunk=chunk, recompute=True) for chunk in seen.resumed_at]
+        cut = [ScriptEvent(chunk=event.chunk, hard_cut=True) for event in seen.of(EventKind.CUT)]
+        script = seen.job.script.with_events(*rebuilt, *cut)
         if cut:
             script = replace(script, num_chunks=max(event.chunk for event in seen.emitted) + 1)
         return {event.chunk: event.sha256 for event in self.clean(script, topology).emitted}
@@ -110,7 +111,7 @@ class Driver:
         key = (script, topology)
         if key not in self._clean:
             scenario = Scenario(
-                topology=topology, script=script, expected=untouched(topology, headline="clean")
+                topology=topology, script=script, expected=unaffected(topology, headline="clean")
             )
             seen = self.run(scenario)
             if len(seen.emitted) != script.num_chunks:
@@ -133,17 +134,17 @@ class Driver:
         folder.mkdir(parents=True)
         script = scenario.script
         return RankJob(
-            model=str(self.rebuilding_model if script.rebuilds else self.model),
+            model=str(self.recomputing_model if script.recomputes_always else self.model),
             plan=str(scenario.topology.plan_id),
             tp=scenario.topology.tp_degree,
             prompt=self.prompt,
             script=script,
             folder=str(folder),
-            odd_rank=scenario.odd_rank,
-            odd_plan=scenario.odd_plan,
-            odd_tp=scenario.odd_tp,
+            differing_rank=scenario.differing_rank,
+            differing_plan=scenario.differing_plan,
+            differing_tp=scenario.differing_tp,
             hard_cut_after=scenario.hard_cut_after,
-            audience=scenario.audience,
+            consumer_kind=scenario.consumer_kind,
             records=scenario.records,
             pause_s=scenario.pause_s,
         )
@@ -159,3 +160,28 @@ class Driver:
             DISARM: ",".join(disarmed),
             **scenario.shared,
         }
+
+
+def recomputing_copy(model: ModelFolder, into: Path) -> Path:
+    """The folder of the same model with recompute for cache upkeep; `into` gets links to it.
+
+    What such a model shows is no picture to judge, unless it was trained so; its messages are those
+    of any recompute model.
+    """
+    recipe = model.recipe
+    if not recipe.clean_pass:
+        return model.path
+    for file in model.path.rglob("*"):
+        link = into / file.relative_to(model.path)
+        if file.is_file() and file.name != RECIPE_NAME:
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file.resolve())
+    context_frames = max(1, recipe.window_frames - recipe.frames_per_block)
+    replace(
+        recipe,
+        cache_upkeep=CacheUpkeep.RECOMPUTE,
+        kv_cache_num_frames=context_frames,
+        window_frames=context_frames + recipe.frames_per_block,
+        sink_frames=0,
+    ).save(into)
+    return into

@@ -1,7 +1,7 @@
-"""What happened on every rank, in the order it happened: one line each, of one machine-wide clock.
+"""What happened on every rank, in order of time: a line each, timed by one machine-wide clock.
 
-A line is one write to a file that all ranks append to, so what a rank said before it was killed
-stays said.
+A line is one write to a file that all ranks append to, so what a rank logged before it was killed
+is kept.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class EventKind(StrEnum):
-    """What a rank tells."""
+    """What a rank logs."""
 
     STARTED = "started"
     """The process runs; `pid`."""
@@ -22,21 +22,21 @@ class EventKind(StrEnum):
     READY = "ready"
     """Its session is open; `chunk`: the first chunk to be planned, after a restart."""
     EMITTED = "emitted"
-    """Rank0 was handed a chunk, and holds it from now on; `chunk`, `epoch`, `sha256`."""
+    """Rank0's consumer has received, and so acknowledged, a chunk; `chunk`, `epoch`, `sha256`."""
     CUT = "cut"
     """A hard cut that was asked for took effect; `chunk`, `epoch`."""
     SHOWN = "shown"
-    """A viewer was handed a chunk; `chunk`, `epoch`."""
+    """A viewer received a chunk; `chunk`, `epoch`."""
     NOTED = "noted"
-    """Something a scenario asks about; `text`."""
+    """Something that a scenario checks; `text`."""
     RESTORED = "restored"
-    """What the suite itself had cut is whole again."""
+    """The connection that the suite had cut works again."""
     FAILED = "failed"
-    """The rank ends by an error; `error` is its class, `text` its sentence."""
+    """The rank ends with an error; `error` is its class, `text` its message."""
     LEFT = "left"
     """The rank ended in order."""
     ENDED = "ended"
-    """A process was seen to end: a rank's, or `rank` -1, what `text` says; `code`."""
+    """A process has ended: a rank's, or with `rank` -1 the one that `text` names; `code`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +58,12 @@ class Event:
 
 
 class EventLog:
-    """One rank's way to write into the common file."""
+    """Appends one rank's events to the file of all ranks."""
 
     def __init__(self, path: Path, *, rank: int, attempt: int) -> None:
         self._path, self._rank, self._attempt = path, rank, attempt
 
-    def tell(
+    def write(
         self,
         kind: EventKind,
         *,
@@ -95,7 +95,7 @@ class EventLog:
 
 
 def read_events(path: Path) -> tuple[Event, ...]:
-    """Everything that was told so far, in order."""
+    """Every event logged so far, in order."""
     if not path.exists():
         return ()
     plain = [json.loads(line) for line in path.read_text().splitlines()]

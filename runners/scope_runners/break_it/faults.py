@@ -45,7 +45,7 @@ def at(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happened:
+class InjectedFault:
     """A line of the log: this fault was about to happen, at `at_s` of the monotonic clock."""
 
     action: str
@@ -88,10 +88,10 @@ def decode(text: str) -> FaultPlan:
         raise UserInputError(f"SCOPE_FAULTS cannot be read: {error!r}; unset it") from error
 
 
-def read_log(lines: Sequence[str]) -> tuple[Happened, ...]:
+def read_log(lines: Sequence[str]) -> tuple[InjectedFault, ...]:
     """What happened, from the lines of a plan's log."""
     return tuple(
-        Happened(**(plain | {"point": FaultPoint(plain["point"])}))
+        InjectedFault(**(plain | {"point": FaultPoint(plain["point"])}))
         for plain in map(json.loads, lines)
     )
 
@@ -127,7 +127,7 @@ class InjectedFaults:
         """Write it down before it happens: a killed rank says nothing any more."""
         if self._log is None:
             return
-        happened = Happened(
+        happened = InjectedFault(
             action=fault.action,
             point=fault.point,
             rank=self._rank,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from scope_rt.config import RuntimeConfig
 from scope_rt.faults import Faults, NoFaults
 from scope_rt.instruments import Instruments
-from scope_runners.break_it.disarm import checks_without, detectors_named
+from scope_runners.break_it.detectors import checks_without, detectors_named
 from scope_runners.break_it.faults import InjectedFaults, decode
 
 FAULTS = "SCOPE_FAULTS"

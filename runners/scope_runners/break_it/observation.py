@@ -1,4 +1,4 @@
-"""What was seen of a run: nothing here knows what should have happened."""
+"""What was observed of a run; nothing here knows what should have happened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Dropped, Finished, Record
 from scope_runners.break_it.events import Event, EventKind
-from scope_runners.break_it.faults import Happened
-from scope_runners.break_it.script import RankJob
+from scope_runners.break_it.faults import InjectedFault
+from scope_runners.break_it.job import RankJob
 
 LEFT, KILLED, STOPPED, SILENT = "left", "killed", "stopped", "silent"
-"""Ends that are not errors: in order, by the fault, and with no word said."""
+"""Ends that are not errors: in order, by the fault (two), and without any log entry."""
 _FATAL = {"kill": KILLED, "kill_in_message": KILLED, "stop": STOPPED}
 
 
@@ -21,7 +21,7 @@ class Observation:
     job: RankJob
     num_ranks: int
     events: tuple[Event, ...]
-    happened: tuple[Happened, ...]
+    happened: tuple[InjectedFault, ...]
     began_s: float
     ended_s: float
     is_hung: bool
@@ -53,7 +53,7 @@ class Observation:
 
     @property
     def fault_s(self) -> float | None:
-        """When the fault happened; where it is a setting, when the last rank came with it."""
+        """When the fault happened; if it is a setting, when the last rank started with it."""
         if self.happened:
             return self.happened[0].at_s
         opened = self.of(EventKind.OPENING, attempt=0)
@@ -61,7 +61,7 @@ class Observation:
 
     @property
     def resumed_at(self) -> tuple[int, ...]:
-        """The chunks whose cache was rebuilt because the group was started again."""
+        """The chunks whose cache was rebuilt because the group was restarted."""
         ready = [event for event in self.of(EventKind.READY) if event.rank == 0]
         return tuple(event.chunk for event in ready if event.chunk >= 0)
 

@@ -1,7 +1,7 @@
-"""One rank of a run: it streams as any program would, and tells what becomes of it.
+"""One rank of a run: it streams as any program would, and logs what happens to it.
 
-Rank0 holds a chunk from the moment it has told of it, so that a restart neither repeats nor loses
-one. An error is told on its way out and not caught.
+Rank0 acknowledges a chunk once it is in the log, so that a restart neither repeats nor loses one.
+An error is logged on its way out, and not caught.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
 from scope_rt.control.recompute import RecomputeMode
 from scope_rt.session import ScheduledEvent, StreamSession
-from scope_runners.break_it.audience import Listener, gather
+from scope_runners.break_it.consumer import ChunkConsumer, open_consumer
 from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.instruments import instruments_from_environment
-from scope_runners.break_it.script import RankJob
+from scope_runners.break_it.job import RankJob
 from scope_runners.guarded import guarded
 from scope_runners.watched_rank import EndReport, redirect_output
 
@@ -33,34 +33,34 @@ def main(argv: Sequence[str]) -> int:
     """Run the job whose file is `argv[0]` as the rank that the environment says."""
     job, config = RankJob.load(Path(argv[0])), RuntimeConfig.from_environment()
     torch.set_num_threads(1)
-    redirect_output(job.speech(config.rank, config.attempt))
+    redirect_output(job.output(config.rank, config.attempt))
     log = EventLog(job.events, rank=config.rank, attempt=config.attempt)
 
     def run() -> int:
-        log.tell(EventKind.STARTED)
-        with EndReport(partial(_tell_end, log)):
+        log.write(EventKind.STARTED)
+        with EndReport(partial(_log_end, log)):
             _stream(job, config, log)
         return 0
 
     return guarded(run, speaker=f"rank {config.rank}")
 
 
-def _tell_end(log: EventLog, error: BaseException | None) -> None:
+def _log_end(log: EventLog, error: BaseException | None) -> None:
     if error is None:
-        log.tell(EventKind.LEFT)
+        log.write(EventKind.LEFT)
     else:
-        log.tell(EventKind.FAILED, error=type(error).__name__, text=str(error))
+        log.write(EventKind.FAILED, error=type(error).__name__, text=str(error))
 
 
 def _stream(job: RankJob, config: RuntimeConfig, log: EventLog) -> None:
-    is_odd = config.rank == job.odd_rank
-    log.tell(EventKind.OPENING)
+    differs = config.rank == job.differing_rank and bool(job.differing_plan)
+    log.write(EventKind.OPENING)
     session = StreamSession(
         job.model,
-        plan=job.odd_plan if is_odd and job.odd_plan else job.plan,
-        tp=job.odd_tp if is_odd and job.odd_plan else job.tp,
+        plan=job.differing_plan if differs else job.plan,
+        tp=job.differing_tp if differs else job.tp,
         seed=SEED,
-        recompute=RecomputeMode.R0A if job.script.rebuilds else None,
+        recompute=RecomputeMode.R0A if job.script.recomputes_always else None,
         checkpoint=job.checkpoint,
         resume=config.attempt > 0,
         record=job.recording if job.records else None,
@@ -70,64 +70,64 @@ def _stream(job: RankJob, config: RuntimeConfig, log: EventLog) -> None:
     with ExitStack() as stack:
         stack.enter_context(session)
         resumed_at = session.resumed_at_chunk
-        log.tell(EventKind.READY, chunk=-1 if resumed_at is None else resumed_at)
+        log.write(EventKind.READY, chunk=-1 if resumed_at is None else resumed_at)
         if session.is_control_rank:
-            taker = _Taker(job, session, log)
-            stack.callback(taker.close)
-            taker.take_all()
+            rank0 = _Rank0(job, session, log)
+            stack.callback(rank0.close)
+            rank0.stream()
         else:
             for _ in session.stream(job.prompt):
-                raise AssertionError("a mesh rank shows no chunk")
+                raise AssertionError("a mesh rank emits no chunk")
 
 
-class _Taker:
-    """Rank0's consumer: holds what it has told of, and asks for what the scenario asks for."""
+class _Rank0:
+    """Rank0's consumer: acknowledges what it has logged, and steers the stream as the job says."""
 
     def __init__(self, job: RankJob, session: StreamSession, log: EventLog) -> None:
         self._job, self._session, self._log = job, session, log
-        told = read_events(job.events)
-        self._num_held = sum(event.kind is EventKind.EMITTED for event in told)
+        logged = read_events(job.events)
+        self._num_acknowledged = sum(event.kind is EventKind.EMITTED for event in logged)
         self._cut: Receipt | None = None
-        self._listener: Listener = gather(job, session.recipe, log)
+        self._consumer: ChunkConsumer = open_consumer(job, session.recipe, log)
 
-    def take_all(self) -> None:
-        cues = [
+    def stream(self) -> None:
+        events = [
             ScheduledEvent(
-                chunk_index=cue.chunk,
-                prompt=self._job.prompt if cue.says_again else None,
-                hard_cut=cue.hard_cut,
-                recompute=cue.recompute,
+                chunk_index=event.chunk,
+                prompt=self._job.prompt if event.repeats_prompt else None,
+                hard_cut=event.hard_cut,
+                recompute=event.recompute,
             )
-            for cue in self._job.script.cues
+            for event in self._job.script.events
         ]
         chunks = self._session.stream(
             self._job.prompt,
             num_chunks=self._job.script.num_chunks,
-            schedule=cues,
-            num_held=lambda: self._num_held,
+            schedule=events,
+            num_held=lambda: self._num_acknowledged,
         )
         for chunk in chunks:
             self._take(chunk)
         if self._session.recording_failure is not None:
-            self._log.tell(EventKind.NOTED, text=self._session.recording_failure)
+            self._log.write(EventKind.NOTED, text=self._session.recording_failure)
 
     def close(self) -> None:
-        self._listener.close()
+        self._consumer.close()
 
     def _take(self, chunk: Chunk) -> None:
         effect = None if self._cut is None else self._cut.wait(0.0)
         if effect is not None:
-            self._log.tell(EventKind.CUT, chunk=effect.chunk_index, epoch=effect.cache_epoch)
+            self._log.write(EventKind.CUT, chunk=effect.chunk_index, epoch=effect.cache_epoch)
             self._cut = None
-        self._listener.hear(chunk)
+        self._consumer.take(chunk)
         sha256 = hashlib.sha256(chunk.latents_sha256.encode() + chunk.frames.tobytes())
-        self._log.tell(
+        self._log.write(
             EventKind.EMITTED,
             chunk=chunk.chunk_index,
             epoch=chunk.cache_epoch,
             sha256=sha256.hexdigest(),
         )
-        self._num_held += 1
+        self._num_acknowledged += 1
         if chunk.chunk_index == self._job.hard_cut_after:
             self._cut = self._session.hard_cut()
         time.sleep(self._job.pause_s)

@@ -1,4 +1,4 @@
-"""A scenario is a value: one fault, on one topology, and what must come of it."""
+"""A scenario is a value: one fault, on one topology, and how it must end."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ from scope_contracts.envelope import PlanId
 from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.faults import Fault, at
+from scope_runners.break_it.job import ConsumerKind, Script
 from scope_runners.break_it.observation import LEFT, Observation
-from scope_runners.break_it.script import Audience, Script
 
 A_STREAM = Script()
 NOTHING_SET: Mapping[str, str] = {}
 FAULT_CHUNK = 3
-"""The chunk at which things break: the cache is in use, and not yet full."""
+"""The chunk at which faults happen: the cache is in use, and not yet full."""
 MISMATCH_S = 2.0
-"""A disagreement is found before the next collective, which takes no time to speak of."""
+"""Bound of a mismatch: it is detected before the next collective."""
 START_S = 10.0
-"""The same where ranks must meet and load first."""
+"""The same where ranks must connect and load first."""
 DEAD_S = 2.0
-"""How long a dead process may go unnoticed."""
+"""Within this a process that died is reported."""
 RESUME_S = 15.0
-"""How long a group may take from the detection of a loss to its next chunk."""
+"""From the detection of a lost rank to the next chunk of the restarted group, at most."""
 
 PEER_LOST = frozenset({"PeerLostError", "LinkTimeoutError"})
-"""What ranks say whose peer is gone."""
+"""The errors of ranks whose peer is gone."""
 
 
 class Role(StrEnum):
@@ -50,7 +50,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast things are here: from chunk to chunk, each of `num_calls` generator calls."""
+    """How fast this machine is: seconds a chunk, each of `num_calls` generator calls."""
 
     heartbeat_s: float
     """Within this a stopped or cut-off rank is named."""
@@ -60,10 +60,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What must come of a fault.
+    """How a fault must end.
 
-    `headline` says it in a few words; `ends` names, rank by rank, how it may end: an error class,
-    or one of the ends above.
+    `headline` says it in a few words; `ends` has, by rank, how it may end: an error class, or
+    one of the ends of `observation`.
     """
 
     headline: str
@@ -71,17 +71,17 @@ class Expected:
     within_s: float = MISMATCH_S
     """From the fault to the last of these errors."""
     names: Mapping[int, str] = field(default_factory=dict)
-    """What a rank's sentence must say of the culprit, by rank: a regular expression."""
+    """What a rank's message must say of the lost rank, by rank: a regular expression."""
     resumes: bool = False
 
     @property
     def is_unharmed(self) -> bool:
-        """Whether the fault must come to nothing: no rank errs."""
+        """Whether the fault must have no effect: no rank ends with an error."""
         return all(end == {LEFT} for end in self.ends)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the stream must come to its own end."""
+    def completes(self) -> bool:
+        """Whether the stream must emit all its chunks."""
         return self.resumes or self.is_unharmed
 
 
@@ -97,32 +97,33 @@ class Scenario:
     environ: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """Environment of single ranks."""
     script: Script = A_STREAM
-    odd_rank: int = -1
-    """A rank that is started with other arguments, `odd_plan` and `odd_tp`."""
-    odd_plan: str = ""
-    odd_tp: int = 0
+    differing_rank: int = -1
+    """A rank that is started with other arguments, `differing_plan` and `differing_tp`."""
+    differing_plan: str = ""
+    differing_tp: int = 0
     hard_cut_after: int = -1
-    audience: Audience = Audience.LOG
+    consumer_kind: ConsumerKind = ConsumerKind.LOG
     records: bool = False
     pause_s: float = 0.0
-    """Rank0's consumer rests so long after every chunk."""
-    cuts_cable: bool = False
-    """Whether the ranks are on two hosts, and the cable between them is cut."""
+    """How long rank0's consumer sleeps after every chunk."""
+    cuts_connection: bool = False
+    """Whether the ranks are on two hosts, and the connection between them is cut."""
     check: Callable[[Observation], list[str]] = lambda seen: []
-    """What else must hold; gives complaints."""
+    """What else must hold; returns complaints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A named way to break a stream, on any topology that it makes sense on.
+    """A named way to break a stream.
 
-    `build` gives None where it makes none.
+    `build` returns None for a topology on which it is not possible; `default_topology` is the one
+    that is used where none is asked for.
     """
 
     number: int
     name: str
-    what: str
-    natural: Topology
+    description: str
+    default_topology: Topology
     build: Callable[[Topology, Pace], Scenario | None]
 
 
@@ -154,14 +155,14 @@ def broken_at(
 def refused_by(
     rank: int, topology: Topology, *errors: str, others: frozenset[str] = PEER_LOST
 ) -> Expected:
-    """One rank refuses by one of `errors`, and the `others` lose it."""
+    """One rank ends with one of `errors`, and the `others` lose it."""
     ends = [others] * topology.world_size
     ends[rank] = frozenset(errors)
     return Expected(headline=f"{errors[0]} {rank}", ends=tuple(ends))
 
 
 def refused_by_generators(topology: Topology, *errors: str) -> Expected:
-    """All ranks that generate refuse together, and a rank0 that does not loses them."""
+    """All generator ranks end with one of `errors`; a rank0 that is none of them loses them."""
     ends = [PEER_LOST] * topology.world_size
     for rank in topology.generator_ranks:
         ends[rank] = frozenset(errors)
@@ -170,14 +171,14 @@ def refused_by_generators(topology: Topology, *errors: str) -> Expected:
 
 
 def refused_by_all(topology: Topology, *errors: str) -> Expected:
-    """All ranks refuse, before the first chunk."""
+    """All ranks end with one of `errors`, before the first chunk."""
     ends = (frozenset(errors),) * topology.world_size
     ranks = " ".join(map(str, range(topology.world_size)))
     return Expected(headline=f"{errors[0]} {ranks}", ends=ends, within_s=START_S)
 
 
 def lost(rank: int, topology: Topology, end: str, *, within_s: float) -> Expected:
-    """One rank is lost, all others name it, and the stream goes on."""
+    """One rank is lost, all others name it, and the stream resumes."""
     ends = [PEER_LOST] * topology.world_size
     ends[rank] = frozenset({end})
     others = set(range(topology.world_size)) - {rank}
@@ -185,20 +186,20 @@ def lost(rank: int, topology: Topology, end: str, *, within_s: float) -> Expecte
         headline=f"{end} {rank}, named by the others" if others else end,
         ends=tuple(ends),
         within_s=within_s,
-        # Not where it was noticed, as in "receive from rank 1: rank 2 closed ...".
+        # Not the place where it was noticed, as in "receive from rank 1: rank 2 closed ..."
         names=dict.fromkeys(others, rf"\brank {rank} (closed the connection|sent no heartbeat)"),
         resumes=True,
     )
 
 
-def untouched(topology: Topology, *, headline: str) -> Expected:
-    """The stream comes to its own end."""
+def unaffected(topology: Topology, *, headline: str) -> Expected:
+    """The stream emits all its chunks."""
     ends = (frozenset({LEFT}),) * topology.world_size
     return Expected(headline=headline, ends=ends)
 
 
 def last_generator(topology: Topology) -> int:
-    """The rank that is broken where any generator rank would do: a follower, if there is one."""
+    """The rank to break where any generator rank would do: a follower, if there is one."""
     return topology.generator_ranks[-1]
 
 

@@ -1,4 +1,4 @@
-"""Every chosen fault is tried on the topology it is about, or on the one that was asked for."""
+"""Every chosen fault is tried on its default topology, or on the one that was asked for."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from scope_contracts.errors import UserInputError
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.catalogue import case_named
-from scope_runners.break_it.detectors import TRIALS, Trial, TrialResult, judge_trial
-from scope_runners.break_it.disarm import Detector
+from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.driver import Driver
 from scope_runners.break_it.observation import Observation
 from scope_runners.break_it.scenario import Case, Scenario
+from scope_runners.break_it.trials import TRIALS, Trial, TrialResult, judge_trial
 from scope_runners.break_it.verdict import Result, judge, not_run
 from scope_runners.namespaces import why_not
 
@@ -24,10 +24,10 @@ class Suite:
 
     def run(self, case: Case, *, disarmed: tuple[Detector, ...] = ()) -> Result:
         """The row of one case."""
-        scenario, topology = self._scenario(case), self.topology or case.natural
+        scenario, topology = self._scenario(case), self.topology or case.default_topology
         if scenario is None:
-            return not_run(case, topology, "it means nothing here")
-        if scenario.cuts_cable and (reason := why_not()) is not None:
+            return not_run(case, topology, "not possible on this plan")
+        if scenario.cuts_connection and (reason := why_not()) is not None:
             return not_run(case, topology, reason)
         return self._try(case, scenario, disarmed)[0]
 
@@ -54,14 +54,14 @@ class Suite:
         case = case_named(trial.case)
         scenario = self._scenario(case)
         if scenario is None:
-            raise UserInputError(f"{case.name} means nothing on this plan; drop --plan and --tp")
+            raise UserInputError(f"{case.name} is not possible on this plan; drop --plan and --tp")
         armed, _ = self._try(case, scenario, ())
         disarmed, seen = self._try(case, scenario, trial.disarmed)
         chunk_s = self.driver.pace(scenario.topology).chunk_s
         return judge_trial(trial, armed=armed, disarmed=disarmed, seen=seen, chunk_s=chunk_s)
 
     def _scenario(self, case: Case) -> Scenario | None:
-        topology = self.topology or case.natural
+        topology = self.topology or case.default_topology
         return case.build(topology, self.driver.pace(topology))
 
     def _try(

@@ -32,7 +32,7 @@ LEGEND = (
 
 def listing(cases: Iterable[Case]) -> str:
     """Every case: number, name and what is broken."""
-    return "\n".join(f"{case.number:>2}  {case.name:24}  {case.what}" for case in cases)
+    return "\n".join(f"{case.number:>2}  {case.name:24}  {case.description}" for case in cases)
 
 
 def head() -> str:
@@ -42,7 +42,7 @@ def head() -> str:
 
 
 def rows(result: Result) -> str:
-    """One fault: a row, and what is wrong with it below."""
+    """One fault: a row, and its complaints and remarks below."""
     cells = [
         f"{result.number:>2}",
         result.name,
@@ -57,23 +57,23 @@ def rows(result: Result) -> str:
         str(result.verdict),
     ]
     remarks = (*result.complaints, *result.notes)
-    said = [f"     {line}" for remark in remarks for line in wrap(remark, 115)]
+    lines = [f"     {line}" for remark in remarks for line in wrap(remark, 115)]
     if result.verdict.is_failure:
-        said += [f"     | {sentence[:113]}" for sentence in result.sentences]
-        said.append(f"     its files: {result.folder}")
-    return "\n".join([*_lines(cells), *said])
+        lines += [f"     | {sentence[:113]}" for sentence in result.sentences]
+        lines.append(f"     its files: {result.folder}")
+    return "\n".join([*_lines(cells), *lines])
 
 
 def tally(results: Sequence[Result]) -> str:
-    """How many faults went how, and which were not tried."""
+    """How many faults ended how, and which were not tried."""
     counts = Counter(_how(result) for result in results)
-    said = ", ".join(f"{number} {how}" for how, number in counts.items())
+    parts = ", ".join(f"{number} {how}" for how, number in counts.items())
     missing = [result.name for result in results if result.verdict is Verdict.NOT_RUN]
-    return f"{len(results)} runs: {said}" + (f" ({', '.join(missing)})" if missing else "")
+    return f"{len(results)} runs: {parts}" + (f" ({', '.join(missing)})" if missing else "")
 
 
 def _how(result: Result) -> str:
-    """A fault that came to nothing was not caught."""
+    """A fault that had no effect was not caught."""
     if result.verdict is not Verdict.PASSED:
         return str(result.verdict)
     return "unharmed" if result.is_unharmed else "caught"

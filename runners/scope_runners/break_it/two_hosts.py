@@ -1,7 +1,7 @@
 """The same ranks on two hosts: rank0 on one, the others on the other, each under its own torchrun.
 
-The hosts are network namespaces of this machine. The cable between them is cut once rank0 holds the
-chunk at which things break, and joined again when both ends have had time to notice.
+The hosts are network namespaces of this machine. The connection between them is cut once rank0 has
+emitted the chunk at which faults happen, and restored when both ends have had time to notice.
 """
 
 import json
@@ -14,9 +14,9 @@ from pathlib import Path
 from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.events import EventKind, EventLog, read_events
-from scope_runners.break_it.faults import Happened
+from scope_runners.break_it.faults import InjectedFault
+from scope_runners.break_it.job import RankJob
 from scope_runners.break_it.scenario import FAULT_CHUNK
-from scope_runners.break_it.script import RankJob
 from scope_runners.break_it.watch import GONE_WITHIN_S, RANK_MODULE, Watch
 from scope_runners.namespaces import INTERFACE, CabledHosts, torchrun
 
@@ -27,17 +27,17 @@ _POLL_S = 0.02
 def start_on_two_hosts(
     job: RankJob, topology: Topology, environ: Mapping[str, str], watch: Watch, *, cut_s: float
 ) -> None:
-    """Run the ranks of `job` to their end; the cable is cut for `cut_s` on the way."""
+    """Run the ranks of `job` to their end; the connection is cut for `cut_s` meanwhile."""
     job.save()
     with ExitStack() as stack:
         cabled = stack.enter_context(CabledHosts())
         processes = []
         for host, num_ranks in zip(cabled.hosts, (1, topology.world_size - 1), strict=True):
-            speech = stack.enter_context((Path(job.folder) / f"{host.name}.txt").open("wb"))
+            output = stack.enter_context((Path(job.folder) / f"{host.name}.txt").open("wb"))
             program = (RANK_MODULE, str(job.path))
             command = torchrun(host, store=cabled.hosts[0], num_ranks=num_ranks, program=program)
             network = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
-            processes.append(host.start(command, environ={**environ, **network}, output=speech))
+            processes.append(host.start(command, environ={**environ, **network}, output=output))
             watch.add(processes[-1].pid)
 
         def ended() -> bool:
@@ -45,28 +45,28 @@ def start_on_two_hosts(
                 raise KeyboardInterrupt
             return watch.has_overrun or all(process.poll() is not None for process in processes)
 
-        _wait_for(lambda: ended() or _holds(job, FAULT_CHUNK))
-        _tell_cut(job)
+        _wait_for(lambda: ended() or _has_emitted(job, FAULT_CHUNK))
+        _log_cut(job)
         cabled.cut()
         time.sleep(cut_s)
         cabled.restore()
-        EventLog(job.events, rank=-1, attempt=0).tell(EventKind.RESTORED)
+        EventLog(job.events, rank=-1, attempt=0).write(EventKind.RESTORED)
         _wait_for(ended)
         for host, process in zip(cabled.hosts, processes, strict=True):
             what = f"torchrun on host {host.name}"
             code = process.wait(GONE_WITHIN_S)  # it has ended, or the watch has ended it
-            EventLog(job.events, rank=-1, attempt=0).tell(EventKind.ENDED, text=what, code=code)
+            EventLog(job.events, rank=-1, attempt=0).write(EventKind.ENDED, text=what, code=code)
         # Leaving the hosts ends whatever still runs there.
-        watch.look_for(lambda: [pid for host in cabled.hosts for pid in host.processes()])
+        watch.note_survivors(lambda: [pid for host in cabled.hosts for pid in host.processes()])
 
 
-def _holds(job: RankJob, chunk: int) -> bool:
+def _has_emitted(job: RankJob, chunk: int) -> bool:
     return any(e.kind is EventKind.EMITTED and e.chunk >= chunk for e in read_events(job.events))
 
 
-def _tell_cut(job: RankJob) -> None:
-    """The cut stands in the log of faults like any other."""
-    cut = Happened(
+def _log_cut(job: RankJob) -> None:
+    """Write the cut to the log of faults, as any other fault."""
+    cut = InjectedFault(
         action=CUT,
         point=FaultPoint.EMIT,
         rank=-1,
@@ -78,6 +78,6 @@ def _tell_cut(job: RankJob) -> None:
 
 
 def _wait_for(is_so: Callable[[], bool]) -> None:
-    """Bounded by the run's watch, which ends the processes."""
+    """Blocks until `is_so`; the run's watch ends the processes at its bound."""
     while not is_so():
         time.sleep(_POLL_S)

@@ -1,7 +1,7 @@
-"""What was seen is held against what was expected; a fault that went well is one that was refused.
+"""Observation is compared with expectation: a fault passes when it ended as it must, on every rank.
 
-Two outcomes outweigh every other: a run that had to be ended hung, and a chunk that is not bit for
-bit the chunk of a clean run is drift.
+Two outcomes outweigh every other: a run that had to be killed is a hang, and a chunk that is not
+bit for bit the chunk of a clean run is drift.
 """
 
 import re
@@ -23,16 +23,15 @@ _CODES = {
     STOPPED: {-signal.SIGKILL},
     SILENT: set[int](),
 }
-"""The exit codes that go with an end; with an error:"""
+"""The exit codes that go with each end."""
 _ERRED = {FAILED, BAD_INPUT}
+"""The exit codes that go with an error."""
 
 
 class Verdict(StrEnum):
-    """What came of a fault."""
+    """How a fault ended."""
 
     PASSED = "passed"
-    MEASURED = "measured"
-    """There is nothing to hold it against."""
     HUNG = "HANG"
     DRIFTED = "DRIFT"
     FAILED = "FAILED"
@@ -40,7 +39,7 @@ class Verdict(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether something went otherwise than it must."""
+        """Whether the fault did not end as it must."""
         return self in (Verdict.HUNG, Verdict.DRIFTED, Verdict.FAILED)
 
 
@@ -50,22 +49,22 @@ class Result:
 
     number: int
     name: str
-    what: str
+    description: str
     plan: str
     tp: int
     expected: str
     verdict: Verdict
     is_unharmed: bool = False
-    """No error was expected: the fault had to come to nothing."""
+    """No error was expected: the fault had to have no effect."""
     has_happened: bool = False
     """Whether the fault was seen to happen: without it, nothing is known about its detector."""
     ends: tuple[str, ...] = ()
-    """How every rank's first attempt ended."""
+    """How the first attempt of each rank ended."""
     sentences: tuple[str, ...] = ()
-    """What the ranks said, in order."""
+    """The errors of the ranks, in order."""
     detected_s: float | None = None
     """To the first error that was expected."""
-    told_s: tuple[float | None, ...] = ()
+    error_s: tuple[float | None, ...] = ()
     """To the error of every rank."""
     num_chunks: int = 0
     num_wrong: int = 0
@@ -73,7 +72,7 @@ class Result:
     num_left_behind: int = 0
     complaints: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """What else there is to say."""
+    """Remarks that are no complaints."""
     folder: str = ""
 
 
@@ -88,7 +87,7 @@ def judge(
         detected_s = detection.at_s - seen.fault_s
     resumed_s = _resumed_s(seen, detection)
     wrong = _wrong_chunks(seen, reference)
-    told_s = {failure.rank: failure.at_s - _began_s(seen) for failure in seen.failures}
+    error_s = {failure.rank: failure.at_s - _began_s(seen) for failure in seen.failures}
     has_happened = _has_happened(scenario, seen)
     complaints = [
         *_ends_complaints(expected, seen),
@@ -105,7 +104,7 @@ def judge(
     return Result(
         number=case.number,
         name=case.name,
-        what=case.what,
+        description=case.description,
         plan=str(topology.plan_id),
         tp=topology.tp_degree,
         expected=expected.headline,
@@ -115,7 +114,7 @@ def judge(
         ends=tuple(seen.end_of(rank) for rank in range(seen.num_ranks)),
         sentences=tuple(f"rank {e.rank}: {e.error}: {e.text}" for e in seen.failures),
         detected_s=detected_s,
-        told_s=tuple(told_s.get(rank) for rank in range(seen.num_ranks)),
+        error_s=tuple(error_s.get(rank) for rank in range(seen.num_ranks)),
         num_chunks=len(seen.emitted),
         num_wrong=len(wrong),
         resumed_s=resumed_s,
@@ -130,7 +129,7 @@ def not_run(case: Case, topology: Topology, why: str) -> Result:
     return Result(
         number=case.number,
         name=case.name,
-        what=case.what,
+        description=case.description,
         plan=str(topology.plan_id),
         tp=topology.tp_degree,
         expected="",
@@ -149,7 +148,7 @@ def _verdict(seen: Observation, wrong: list[Event], complaints: list[str]) -> Ve
 
 def _has_happened(scenario: Scenario, seen: Observation) -> bool:
     """A fault that is a setting happens when every rank has come with it."""
-    if scenario.faults or scenario.cuts_cable:
+    if scenario.faults or scenario.cuts_connection:
         return bool(seen.happened)
     return len({e.rank for e in seen.of(EventKind.OPENING, attempt=0)}) == seen.num_ranks
 
@@ -190,7 +189,7 @@ def _ends_complaints(expected: Expected, seen: Observation) -> list[str]:
 
 
 def _code_complaints(seen: Observation) -> list[str]:
-    """A process ends as its rank said it would, unless the launcher had to end it."""
+    """A process ends as its rank logged, unless the launcher had to end it."""
     complaints, first_s = [], dict[int, float]()
     for end in seen.of(EventKind.ENDED):
         how = LEFT if end.rank < 0 else seen.end_of(end.rank, attempt=end.attempt)
@@ -208,9 +207,9 @@ def _code_complaints(seen: Observation) -> list[str]:
 def _detection_complaints(expected: Expected, seen: Observation) -> list[str]:
     complaints = []
     for failure in seen.failures:
-        told_s = failure.at_s - _began_s(seen)
-        if told_s > expected.within_s:
-            told = f"rank {failure.rank} said so after {told_s:.1f} s"
+        error_s = failure.at_s - _began_s(seen)
+        if error_s > expected.within_s:
+            told = f"rank {failure.rank} reported it after {error_s:.1f} s"
             complaints.append(f"{told}, want {expected.within_s:g} s")
         culprit = expected.names.get(failure.rank, "")
         if not re.search(culprit, failure.text):
@@ -219,7 +218,7 @@ def _detection_complaints(expected: Expected, seen: Observation) -> list[str]:
 
 
 def _began_s(seen: Observation) -> float:
-    """When the trouble began."""
+    """When the fault happened, or else when the run began."""
     return seen.fault_s or seen.began_s
 
 
@@ -237,7 +236,7 @@ def _chunk_complaints(
     for before, after in zip([-1, *indices], indices, strict=False):
         if after > before + 1 and after not in cuts:
             complaints.append(f"no chunk between {before} and {after}")
-    if expected.goes_on and len(indices) != seen.job.script.num_chunks:
+    if expected.completes and len(indices) != seen.job.script.num_chunks:
         complaints.append(f"{len(indices)} of {seen.job.script.num_chunks} chunks")
     return complaints
 
@@ -246,6 +245,6 @@ def _resume_complaints(expected: Expected, resumed_s: float | None) -> list[str]
     if not expected.resumes:
         return []
     if resumed_s is None:
-        return ["the stream did not go on"]
+        return ["the stream did not resume"]
     late = resumed_s > RESUME_S
-    return [f"went on after {resumed_s:.1f} s, want {RESUME_S:g} s"] if late else []
+    return [f"resumed after {resumed_s:.1f} s, want {RESUME_S:g} s"] if late else []

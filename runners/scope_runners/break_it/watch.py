@@ -1,7 +1,7 @@
-"""A run is over when its bound is, or when a person has seen enough; then nothing of it is left.
+"""A run ends within its bound, or at once when this process is told to stop, and leaves nothing.
 
-The launcher ends ranks that fail; what it cannot know is that ranks which run will never end. It
-also hands a person's signal to rank0, for an orderly end: here that is not worth waiting for.
+The launcher ends ranks that fail; it cannot know that ranks which still run will never end. It also
+forwards a signal to rank0 for an orderly end, which a broken stream need not have.
 """
 
 import io
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from scope_runners.break_it.events import EventKind, EventLog
-from scope_runners.break_it.script import RankJob
+from scope_runners.break_it.job import RankJob
 from scope_runners.fork_server import Event, RankEnded, RankStarted
 from scope_runners.launcher import Restarts, launch_attempts
 from scope_runners.rank_group import Attempt
@@ -33,8 +33,8 @@ class OverrunError(Exception):
 
 
 class Watch:
-    """Knows the processes of a run, and ends them when an attempt overruns `bound_s`, or when this
-    process is told to stop. Only the main thread may use it.
+    """Kills the processes of a run when an attempt overruns `bound_s`, or when this process is told
+    to stop. Only the main thread may use it.
     """
 
     def __init__(self, *, bound_s: float) -> None:
@@ -49,10 +49,10 @@ class Watch:
         self._thread = threading.Thread(target=self._wait, daemon=True)
 
     def __enter__(self) -> Self:
-        self._alarm, self._bell = os.pipe()
-        os.set_blocking(self._bell, False)
-        # Rings for every signal, whoever has put a handler there.
-        self._other_bell = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        self._wakeup_read, self._wakeup_write = os.pipe()
+        os.set_blocking(self._wakeup_write, False)
+        # Written for every signal, whatever handler it has.
+        self._previous_wakeup = signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         self._thread.start()
         return self
 
@@ -62,11 +62,11 @@ class Watch:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        signal.set_wakeup_fd(self._other_bell)
+        signal.set_wakeup_fd(self._previous_wakeup)
         self._end_watch()
         self._thread.join(GONE_WITHIN_S)
         self._kill()
-        for end in (self._alarm, self._bell):
+        for end in (self._wakeup_read, self._wakeup_write):
             os.close(end)
 
     def check(self) -> None:
@@ -74,8 +74,8 @@ class Watch:
         if self.has_overrun or self.is_stopped:
             raise OverrunError
 
-    def see(self, attempt: int, event: Event) -> None:
-        """What the launcher tells."""
+    def on_event(self, attempt: int, event: Event) -> None:
+        """Take an event of the launcher."""
         if isinstance(event, RankStarted):
             self.add(event.pid)
 
@@ -87,30 +87,30 @@ class Watch:
         if self.has_overrun or self.is_stopped:
             self._kill()
 
-    def look_for(self, living: Callable[[], Iterable[int]]) -> None:
-        """What still lives after some time to go was left behind."""
+    def note_survivors(self, living: Callable[[], Iterable[int]]) -> None:
+        """Wait `GONE_WITHIN_S` at most; what still lives then was left behind."""
         deadline_s = time.monotonic() + GONE_WITHIN_S
         while (left := sorted(living())) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         self._left_behind |= set(left)
 
-    def end(self, told: Iterable[int]) -> tuple[int, ...]:
-        """The run is over: which processes it left behind, of those seen here and those `told`."""
+    def finish(self, started: Iterable[int]) -> tuple[int, ...]:
+        """The run is over: the processes it left behind, of those seen here and of `started`."""
         self._end_watch()
         with self._lock:
-            self._pids |= set(told)
-        self.look_for(lambda: filter(_lives, self._pids))
+            self._pids |= set(started)
+        self.note_survivors(lambda: filter(_lives, self._pids))
         return tuple(sorted(self._left_behind))
 
     def _end_watch(self) -> None:
         self._is_over.set()
-        os.write(self._bell, b"\0")
+        os.write(self._wakeup_write, b"\0")
 
     def _wait(self) -> None:
         while True:
             left_s = max(0.0, self._deadline_s - time.monotonic())
-            rang, _, _ = select.select([self._alarm], [], [], left_s)
-            signals = os.read(self._alarm, 4096) if rang else b""
+            readable, _, _ = select.select([self._wakeup_read], [], [], left_s)
+            signals = os.read(self._wakeup_read, 4096) if readable else b""
             self.is_stopped |= any(signum in signals for signum in _STOPS)
             self.has_overrun = not self._is_over.is_set() and time.monotonic() >= self._deadline_s
             if self.has_overrun or self.is_stopped:
@@ -138,24 +138,24 @@ def start_here(
     Raises:
         KeyboardInterrupt: this process was told to stop.
     """
-    said = io.StringIO()
+    printed = io.StringIO()
 
     def attempt_of(number: int) -> Attempt:
         watch.check()
         return attempt
 
     def see(number: int, event: Event) -> None:
-        watch.see(number, event)
+        watch.on_event(number, event)
         if isinstance(event, RankEnded):
             log = EventLog(job.events, rank=event.rank, attempt=number)
-            log.tell(EventKind.ENDED, code=event.code)
+            log.write(EventKind.ENDED, code=event.code)
 
     try:
-        with suppress(OverrunError), redirect_stderr(said):
+        with suppress(OverrunError), redirect_stderr(printed):
             restarts = Restarts(most=most_restarts)
             launch(RANK_MODULE, attempt_of, restarts=restarts, on_event=see)
     finally:
-        (Path(job.folder) / "launcher.txt").write_text(said.getvalue())
+        (Path(job.folder) / "launcher.txt").write_text(printed.getvalue())
     if watch.is_stopped:
         raise KeyboardInterrupt
 

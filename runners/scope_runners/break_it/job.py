@@ -1,4 +1,4 @@
-"""What the ranks of a run stream is one value that each of them reads from a file."""
+"""What the ranks of one run stream is a value that each of them reads from the same file."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 
-class Audience(StrEnum):
+class ConsumerKind(StrEnum):
     """What takes the chunks on rank0."""
 
     LOG = "log"
@@ -19,33 +19,34 @@ class Audience(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cue:
+class ScriptEvent:
     """What is scheduled at a chunk."""
 
     chunk: int
     hard_cut: bool = False
     recompute: bool = False
-    says_again: bool = False
-    """Whether the prompt is said again, so that the text is sent with this chunk."""
+    repeats_prompt: bool = False
+    """Whether the same prompt is given again, so that its embedding is sent with this chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """One stream, as far as it decides what chunks must look like."""
+    """What a stream is asked to do: all that decides the pixels of its chunks."""
 
     num_chunks: int = 8
-    cues: tuple[Cue, ...] = ()
-    rebuilds: bool = False
+    events: tuple[ScriptEvent, ...] = ()
+    recomputes_always: bool = False
     """Whether the model is run as one that keeps its cache by recompute (R0a)."""
 
-    def with_cues(self, *cues: Cue) -> "Script":
+    def with_events(self, *events: ScriptEvent) -> "Script":
         """The same stream with more that is scheduled."""
-        return replace(self, cues=tuple(sorted({*self.cues, *cues}, key=lambda cue: cue.chunk)))
+        merged = sorted({*self.events, *events}, key=lambda event: event.chunk)
+        return replace(self, events=tuple(merged))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankJob:
-    """What every rank of a run is told."""
+    """What every rank of a run is given."""
 
     model: str
     plan: str
@@ -54,16 +55,16 @@ class RankJob:
     script: Script
     folder: str
     """Where the run keeps its files."""
-    odd_rank: int = -1
-    """This rank is started with `odd_plan` and `odd_tp` instead."""
-    odd_plan: str = ""
-    odd_tp: int = 0
+    differing_rank: int = -1
+    """The rank that is started with `differing_plan` and `differing_tp` instead."""
+    differing_plan: str = ""
+    differing_tp: int = 0
     hard_cut_after: int = -1
-    """Rank0's consumer asks for a hard cut when it is handed this chunk."""
-    audience: Audience = Audience.LOG
+    """Rank0's consumer asks for a hard cut when it receives this chunk; -1: never."""
+    consumer_kind: ConsumerKind = ConsumerKind.LOG
     records: bool = False
     pause_s: float = 0.0
-    """Rank0's consumer rests so long after every chunk."""
+    """How long rank0's consumer sleeps after every chunk."""
 
     @property
     def path(self) -> Path:
@@ -90,7 +91,7 @@ class RankJob:
     def video(self) -> Path:
         return Path(self.folder) / "stream.mp4"
 
-    def speech(self, rank: int, attempt: int) -> Path:
+    def output(self, rank: int, attempt: int) -> Path:
         """What a rank writes to its standard output and error."""
         return Path(self.folder) / f"rank{rank}.{attempt}.txt"
 
@@ -103,6 +104,6 @@ class RankJob:
     def load(cls, path: Path) -> Self:
         plain: dict[str, Any] = json.loads(path.read_text())
         script = plain.pop("script")
-        cues = tuple(Cue(**cue) for cue in script.pop("cues"))
-        audience = Audience(plain.pop("audience"))
-        return cls(script=Script(cues=cues, **script), audience=audience, **plain)
+        events = tuple(ScriptEvent(**event) for event in script.pop("events"))
+        consumer_kind = ConsumerKind(plain.pop("consumer_kind"))
+        return cls(script=Script(events=events, **script), consumer_kind=consumer_kind, **plain)

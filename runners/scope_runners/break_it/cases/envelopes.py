@@ -1,9 +1,8 @@
-"""Faults 2, 3, 5, 7, 11, 12, 15 and 16: envelopes that are wrong, or right on one side only."""
+"""Faults 2, 5, 11, 12, 15 and 16: envelopes that are wrong, or right on one side only."""
 
 from dataclasses import replace
 from functools import partial
 
-from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE
 from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.faults import at
@@ -25,12 +24,7 @@ from scope_runners.break_it.scenario import (
     refused_by,
     refused_by_generators,
 )
-from scope_runners.break_it.script import Cue, Script
 
-REBUILT = Script(cues=(Cue(chunk=FAULT_CHUNK, recompute=True),))
-"""A stream whose cache is rebuilt where the fault happens."""
-REBUILDING = Script(rebuilds=True)
-"""A stream whose cache is rebuilt at every chunk (R0a)."""
 RARELY_COMPARED = {"SCOPE_DIGEST_EVERY": "64"}
 """No comparison is due where the fault happens."""
 IN_ORDER = frozenset({LEFT})
@@ -53,34 +47,6 @@ def _longer_schedule(topology: Topology, pace: Pace) -> Scenario:
         action="lengthen_steps",
         shared=RARELY_COMPARED,
         is_planned=False,
-    )
-
-
-def _without_context(script: Script, action: str, topology: Topology, pace: Pace) -> Scenario:
-    """Rank0 plans a recompute and has no context for it, or another one than it should."""
-    return broken_at(
-        topology,
-        refused_by(0, topology, "PreflightError", others=IN_ORDER),
-        rank=0,
-        point=FaultPoint.PLANNED,
-        action=action,
-        script=script,
-        name=CONTEXT_FRAMES_OVERRIDE,
-    )
-
-
-def _context_lost_on_the_way(script: Script, topology: Topology, pace: Pace) -> Scenario | None:
-    receiver = first_receiver(topology)
-    if receiver is None:
-        return None
-    return broken_at(
-        topology,
-        refused_by(receiver, topology, "PreflightError"),
-        rank=0,
-        point=FaultPoint.SENDING,
-        action="drop_sent_tensor",
-        script=script,
-        name=CONTEXT_FRAMES_OVERRIDE,
     )
 
 
@@ -113,7 +79,7 @@ def _start_frame_on_one_rank(topology: Topology, pace: Pace) -> Scenario:
 def _bias_on_one_rank(topology: Topology, pace: Pace) -> Scenario:
     return broken_at(
         topology,
-        _parted(topology, "ParityError"),
+        _ranks_differ(topology, "ParityError"),
         rank=last_generator(topology),
         point=FaultPoint.ENTERED,
         action="edit",
@@ -124,7 +90,7 @@ def _bias_on_one_rank(topology: Topology, pace: Pace) -> Scenario:
 def _steps_on_one_rank(topology: Topology, pace: Pace) -> Scenario:
     return broken_at(
         topology,
-        _parted(topology, "ParityError", "CallCountError"),
+        _ranks_differ(topology, "ParityError", "CallCountError"),
         rank=last_generator(topology),
         point=FaultPoint.ENTERED,
         action="lengthen_steps",
@@ -132,7 +98,7 @@ def _steps_on_one_rank(topology: Topology, pace: Pace) -> Scenario:
     )
 
 
-def _parted(topology: Topology, *errors: str) -> Expected:
+def _ranks_differ(topology: Topology, *errors: str) -> Expected:
     """Generator ranks find each other out; a single one is found out by rank0, from its answer."""
     if topology.tp_degree > 1:
         return refused_by_generators(topology, *errors)
@@ -179,127 +145,92 @@ CASES = (
     Case(
         number=2,
         name="call-count/extra",
-        what="one rank counts a generator call more than planned",
-        natural=PP1_TP2,
+        description="one rank counts a generator call more than planned",
+        default_topology=PP1_TP2,
         build=partial(_count, 2),
     ),
     Case(
         number=2,
         name="call-count/short",
-        what="one rank counts a generator call less than planned",
-        natural=PP1,
+        description="one rank counts a generator call less than planned",
+        default_topology=PP1,
         build=partial(_count, 0),
     ),
     Case(
         number=2,
         name="call-count/steps",
-        what="one rank runs a step more than planned, between two comparisons",
-        natural=TP2,
+        description="one rank runs a step more than planned, between two comparisons",
+        default_topology=TP2,
         build=_longer_schedule,
-    ),
-    Case(
-        number=3,
-        name="override/planned",
-        what="a recompute is planned without its context frames",
-        natural=PP1,
-        build=partial(_without_context, REBUILT, "drop_tensor"),
-    ),
-    Case(
-        number=3,
-        name="override/sent",
-        what="the context frames are lost between preflight and mesh",
-        natural=PP1_TP2,
-        build=partial(_context_lost_on_the_way, REBUILT),
     ),
     Case(
         number=5,
         name="start-frame/planned",
-        what="the planner's current_start_frame is off by one, for one chunk",
-        natural=PP0,
+        description="the planner's current_start_frame is off by one, for one chunk",
+        default_topology=PP0,
         build=_start_frame_planned,
     ),
     Case(
         number=5,
         name="start-frame/sent",
-        what="current_start_frame is off by one as the mesh receives it",
-        natural=PP1,
+        description="current_start_frame is off by one as the mesh receives it",
+        default_topology=PP1,
         build=_start_frame_sent,
     ),
     Case(
         number=5,
         name="start-frame/one-rank",
-        what="current_start_frame is off by one on one generator rank",
-        natural=TP2,
+        description="current_start_frame is off by one on one generator rank",
+        default_topology=TP2,
         build=_start_frame_on_one_rank,
-    ),
-    Case(
-        number=7,
-        name="r0a/omitted",
-        what="a recompute model, R0a: rank0 has no context frames",
-        natural=PP0,
-        build=partial(_without_context, REBUILDING, "drop_tensor"),
-    ),
-    Case(
-        number=7,
-        name="r0a/shortened",
-        what="a recompute model, R0a: the context is a latent frame short",
-        natural=PP0,
-        build=partial(_without_context, REBUILDING, "trim_tensor"),
-    ),
-    Case(
-        number=7,
-        name="r0a/lost",
-        what="a recompute model, R0a: the context is lost on the way to the mesh",
-        natural=PP0,
-        build=partial(_context_lost_on_the_way, REBUILDING),
     ),
     Case(
         number=11,
         name="bias-on-one-rank",
-        what="kv_cache_attention_bias differs on one rank",
-        natural=TP2,
+        description="kv_cache_attention_bias differs on one rank",
+        default_topology=TP2,
         build=_bias_on_one_rank,
     ),
     Case(
         number=11,
         name="bias-on-the-mesh",
-        what="kv_cache_attention_bias is not what rank0 planned",
-        natural=PP0,
+        description="kv_cache_attention_bias is not what rank0 planned",
+        default_topology=PP0,
         build=_bias_on_one_rank,
     ),
     Case(
         number=12,
         name="steps-on-one-rank",
-        what="denoising_step_list is longer on one rank, and planned so there",
-        natural=TP2,
+        description="denoising_step_list is longer on one rank, and planned so there",
+        default_topology=TP2,
         build=_steps_on_one_rank,
     ),
     Case(
         number=15,
         name="unknown-version",
-        what="an envelope of version 99 arrives",
-        natural=PP1,
+        description="an envelope of version 99 arrives",
+        default_topology=PP1,
         build=_version,
     ),
     Case(
         number=16,
         name="order/duplicated",
-        what="an envelope is sent twice",
-        natural=PP1,
+        description="an envelope is sent twice",
+        default_topology=PP1,
         build=partial(_resent, "send_twice"),
     ),
     Case(
         number=16,
         name="order/reordered",
-        what="two envelopes change places",
-        natural=PP1,
+        description="two envelopes change places",
+        default_topology=PP1,
         build=_reordered,
     ),
     Case(
         number=16,
         name="order/replayed",
-        what="an old envelope is sent again",
-        natural=PP0,
+        description="an old envelope is sent again",
+        default_topology=PP0,
         build=partial(_resent, "send_again"),
     ),
 )

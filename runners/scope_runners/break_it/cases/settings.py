@@ -30,9 +30,9 @@ def _other_plan_in_arguments(topology: Topology, pace: Pace) -> Scenario | None:
     is_tp = topology.plan_id is PlanId.TP_V1_1
     return Scenario(
         topology=topology,
-        odd_rank=1,
-        odd_plan=str(PlanId.PP1 if is_tp else PlanId.TP_V1_1),
-        odd_tp=1 if is_tp else 2,
+        differing_rank=1,
+        differing_plan=str(PlanId.PP1 if is_tp else PlanId.TP_V1_1),
+        differing_tp=1 if is_tp else 2,
         expected=refused_by_all(topology, "ParityError"),
     )
 
@@ -52,22 +52,22 @@ CASES = (
     Case(
         number=1,
         name="plan-mismatch/variable",
-        what="SCOPE_TP_PLAN differs on one rank",
-        natural=PP1_TP2,
+        description="SCOPE_TP_PLAN differs on one rank",
+        default_topology=PP1_TP2,
         build=_other_plan_in_environment,
     ),
     Case(
         number=1,
         name="plan-mismatch/arguments",
-        what="one rank was started with another --plan",
-        natural=TP2,
+        description="one rank was started with another --plan",
+        default_topology=TP2,
         build=_other_plan_in_arguments,
     ),
     Case(
         number=9,
         name="backend-mismatch",
-        what="SCOPE_KV_BIAS_BACKEND differs on one rank",
-        natural=TP2,
+        description="SCOPE_KV_BIAS_BACKEND differs on one rank",
+        default_topology=TP2,
         build=_other_backend,
     ),
 )

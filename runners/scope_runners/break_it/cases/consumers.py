@@ -1,15 +1,17 @@
-"""Faults 6 and 8: a result that comes after the hard cut that made it worthless.
+"""Faults 6, 8, 22 and 23: what reaches rank0's consumers, and what they must not do to the stream.
 
-The consumer asks for the cut while the mesh still works on the chunk; nothing of the old epoch may
-reach anybody once the first chunk of the new one has.
+A result that arrives after a hard cut reaches nobody; a full disk and viewers that never read stop
+nothing.
 """
 
 from functools import partial
 
 from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
+from scope_runners.break_it.consumer import UNREAD_CHUNKS
 from scope_runners.break_it.events import EventKind
 from scope_runners.break_it.faults import at
+from scope_runners.break_it.job import ConsumerKind
 from scope_runners.break_it.observation import LEFT, Observation, dropped_chunks, recorded_chunks
 from scope_runners.break_it.scenario import (
     FAULT_CHUNK,
@@ -20,22 +22,21 @@ from scope_runners.break_it.scenario import (
     Scenario,
     broken_at,
     refused_by,
-    untouched,
+    unaffected,
 )
-from scope_runners.break_it.script import Audience
 
 DELAY_CHUNKS = 5
 """How late the result is, in chunks."""
 
 
-def _late(audience: Audience, topology: Topology, pace: Pace) -> Scenario | None:
+def _late(consumer_kind: ConsumerKind, topology: Topology, pace: Pace) -> Scenario | None:
     if topology.max_in_flight < 2:
         return None  # nothing is under way when a consumer asks for a cut
     delay_s = max(0.5, DELAY_CHUNKS * pace.chunk_s)
     return Scenario(
         topology=topology,
         hard_cut_after=FAULT_CHUNK - 1,
-        audience=audience,
+        consumer_kind=consumer_kind,
         records=True,
         faults=(
             at(
@@ -46,8 +47,8 @@ def _late(audience: Audience, topology: Topology, pace: Pace) -> Scenario | None
                 seconds=delay_s,
             ),
         ),
-        expected=untouched(topology, headline=f"chunk {FAULT_CHUNK} dropped"),
-        check=_check_pipe if audience is Audience.PIPE else _check_dropped,
+        expected=unaffected(topology, headline=f"chunk {FAULT_CHUNK} dropped"),
+        check=_check_pipe if consumer_kind is ConsumerKind.PIPE else _check_dropped,
     )
 
 
@@ -91,26 +92,81 @@ def _stale_answer(topology: Topology, pace: Pace) -> Scenario | None:
     )
 
 
+def _disk_full(topology: Topology, pace: Pace) -> Scenario:
+    return Scenario(
+        topology=topology,
+        records=True,
+        faults=(at(rank=0, chunk=FAULT_CHUNK, point=FaultPoint.RECORD, action="fill_disk"),),
+        expected=unaffected(topology, headline="stream whole, failure told"),
+        check=_check_recording,
+    )
+
+
+def _check_recording(seen: Observation) -> list[str]:
+    """The recording can be read up to its last whole record, and rank0 said why it ends there."""
+    complaints = []
+    kept = recorded_chunks(seen)
+    if not kept or kept != list(range(len(kept))) or len(kept) > FAULT_CHUNK:
+        complaints.append(f"the recording holds chunks {kept}")
+    if not any("No space left" in note for note in seen.notes):
+        complaints.append("nobody said that the recording ended early")
+    return complaints
+
+
+def _idle_viewers(topology: Topology, pace: Pace) -> Scenario:
+    return Scenario(
+        topology=topology,
+        consumer_kind=ConsumerKind.IDLE,
+        expected=unaffected(topology, headline="nobody else notices"),
+        check=_check_viewers,
+    )
+
+
+def _check_viewers(seen: Observation) -> list[str]:
+    """The one who reads was shown everything, the one who does not lost the rest of it."""
+    complaints, num_emitted = [], len(seen.emitted)
+    shown = [event.chunk for event in seen.of(EventKind.SHOWN)]
+    if shown != [event.chunk for event in seen.emitted]:
+        complaints.append(f"the other viewer was shown chunks {shown}")
+    if f"idle viewer lost: {num_emitted - UNREAD_CHUNKS}" not in seen.notes:
+        complaints.append(f"of {num_emitted} chunks, the idle viewer: {seen.notes}")
+    return complaints
+
+
 CASES = (
     Case(
         number=6,
         name="late-result",
-        what="a result comes after a hard cut",
-        natural=PP1,
-        build=partial(_late, Audience.LOG),
+        description="a result comes after a hard cut",
+        default_topology=PP1,
+        build=partial(_late, ConsumerKind.LOG),
     ),
     Case(
         number=6,
         name="stale-answer",
-        what="the mesh answers with the chunk before",
-        natural=PP0,
+        description="the mesh answers with the chunk before",
+        default_topology=PP0,
         build=_stale_answer,
     ),
     Case(
         number=8,
         name="late-result/whole-pipe",
-        what="the same with a recorder, a video writer and viewers behind rank0",
-        natural=PP1,
-        build=partial(_late, Audience.PIPE),
+        description="the same with a recorder, a video writer and viewers behind rank0",
+        default_topology=PP1,
+        build=partial(_late, ConsumerKind.PIPE),
+    ),
+    Case(
+        number=22,
+        name="disk-full",
+        description="no space is left for the recording",
+        default_topology=PP1,
+        build=_disk_full,
+    ),
+    Case(
+        number=23,
+        name="idle-viewers",
+        description="a viewer never reads",
+        default_topology=PP1,
+        build=_idle_viewers,
     ),
 )

@@ -6,6 +6,7 @@ from scope_contracts.envelope import PlanId
 from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.faults import at
+from scope_runners.break_it.job import Script, ScriptEvent
 from scope_runners.break_it.observation import LEFT
 from scope_runners.break_it.scenario import (
     FAULT_CHUNK,
@@ -22,9 +23,8 @@ from scope_runners.break_it.scenario import (
     refused_by_all,
     refused_by_generators,
 )
-from scope_runners.break_it.script import Cue, Script
 
-SAID_AGAIN = Script(cues=(Cue(chunk=FAULT_CHUNK, says_again=True),))
+PROMPT_REPEATED = Script(events=(ScriptEvent(chunk=FAULT_CHUNK, repeats_prompt=True),))
 """A stream whose text is sent once more where the fault happens."""
 
 
@@ -42,7 +42,7 @@ def _epoch_unannounced(topology: Topology, pace: Pace) -> Scenario:
         rank=0,
         point=FaultPoint.PLANNED,
         action="start_epoch_unannounced",
-        script=SAID_AGAIN,
+        script=PROMPT_REPEATED,
     )
 
 
@@ -85,43 +85,43 @@ CASES = (
     Case(
         number=4,
         name="cache-reset/out-of-band",
-        what="the cache of one rank is emptied, which no envelope says",
-        natural=TP2,
+        description="the cache of one rank is emptied, which no envelope says",
+        default_topology=TP2,
         build=_cache_reset,
     ),
     Case(
         number=4,
         name="cache-reset/no-epoch",
-        what="rank0 resets the cache of all ranks without a new epoch",
-        natural=PP0,
+        description="rank0 resets the cache of all ranks without a new epoch",
+        default_topology=PP0,
         build=_epoch_unannounced,
     ),
     Case(
         number=13,
         name="weights/at-load",
-        what="one bit of one rank's weight shard is wrong at load",
-        natural=PP1_TP2,
+        description="one bit of one rank's weight shard is wrong at load",
+        default_topology=PP1_TP2,
         build=_altered_at_load,
     ),
     Case(
         number=13,
         name="weights/mid-stream",
-        what="one bit of one rank's weight shard flips in memory",
-        natural=TP2,
+        description="one bit of one rank's weight shard flips in memory",
+        default_topology=TP2,
         build=_altered_midstream,
     ),
     Case(
         number=14,
         name="bit-flip/inputs",
-        what="one bit of latents_in flips on the link",
-        natural=PP1_TP2,
+        description="one bit of latents_in flips on the link",
+        default_topology=PP1_TP2,
         build=partial(_flipped, False),
     ),
     Case(
         number=14,
         name="bit-flip/answer",
-        what="one bit of latents_out flips on the link",
-        natural=PP0,
+        description="one bit of latents_out flips on the link",
+        default_topology=PP0,
         build=partial(_flipped, True),
     ),
 )

@@ -1,6 +1,6 @@
-"""Faults 17, 18, 20 and 21: ranks that die, stop, crawl or raise, each role of them.
+"""Faults 17 to 21: ranks that are killed, stopped, slow, cut off or raise, in each of their roles.
 
-After each of these the group starts again by itself, and no chunk is lost or comes twice.
+After each of these the group restarts by itself, and no chunk is lost or emitted twice.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,13 @@ from scope_contracts.envelope import PlanId
 from scope_rt.faults import FaultPoint
 from scope_rt.mesh.topology import Topology
 from scope_runners.break_it.faults import Fault, at
+from scope_runners.break_it.job import Script, ScriptEvent
 from scope_runners.break_it.observation import KILLED, LEFT, STOPPED
 from scope_runners.break_it.scenario import (
     DEAD_S,
     FAULT_CHUNK,
     PEER_LOST,
+    PP0,
     PP1_TP2,
     TP2,
     Case,
@@ -26,7 +28,6 @@ from scope_runners.break_it.scenario import (
     last_generator,
     lost,
 )
-from scope_runners.break_it.script import Cue, Script
 
 SLOWER = 10
 """How many times slower the slow rank is, at least."""
@@ -48,10 +49,10 @@ def _kill(role: Role, phase: Phase, topology: Topology, pace: Pace) -> Scenario 
     rank = role.rank_in(topology)
     if rank is None:
         return None
-    cues = (Cue(chunk=FAULT_CHUNK, recompute=True),) if phase is Phase.RECOMPUTE else ()
+    events = (ScriptEvent(chunk=FAULT_CHUNK, recompute=True),) if phase is Phase.RECOMPUTE else ()
     return Scenario(
         topology=topology,
-        script=Script(cues=cues),
+        script=Script(events=events),
         faults=(_death(rank, phase, topology, pace),),
         expected=lost(rank, topology, KILLED, within_s=DEAD_S),
     )
@@ -148,10 +149,35 @@ def _kills() -> Iterator[Case]:
             yield Case(
                 number=17,
                 name=f"kill/{role}/{phase}",
-                what=f"SIGKILL of the {role}, at: {phase}",
-                natural=PP1_TP2,
+                description=f"SIGKILL of the {role}, at: {phase}",
+                default_topology=PP1_TP2,
                 build=partial(_kill, role, phase),
             )
+
+
+PAUSE_S = 0.25
+"""Between two chunks, so that the cable is cut in the middle of a stream."""
+FAR_IS_SILENT = r"\branks? 1(, \d+)* sent no heartbeat"
+STORE_IS_SILENT = r"did not answer|\branks? [1-9][\d, ]* closed the connection"
+"""What each host says of the cut; on the far one a rank may also see its neighbour leave first."""
+
+
+def _cut(topology: Topology, pace: Pace) -> Scenario | None:
+    if topology.world_size == 1:
+        return None
+    _, *far = range(topology.world_size)
+    return Scenario(
+        topology=topology,
+        cuts_connection=True,
+        pause_s=PAUSE_S,
+        expected=Expected(
+            headline=f"LinkTimeoutError {' '.join(map(str, (0, *far)))}",
+            ends=(PEER_LOST,) * topology.world_size,
+            within_s=pace.heartbeat_s,
+            names={0: FAR_IS_SILENT, **dict.fromkeys(far, STORE_IS_SILENT)},
+            resumes=True,
+        ),
+    )
 
 
 CASES = (
@@ -160,8 +186,8 @@ CASES = (
         Case(
             number=18,
             name=f"stop/{role}",
-            what=f"SIGSTOP of the {role}",
-            natural=PP1_TP2,
+            description=f"SIGSTOP of the {role}",
+            default_topology=PP1_TP2,
             build=partial(_stop, role),
         )
         for role in Role
@@ -169,18 +195,25 @@ CASES = (
     Case(
         number=20,
         name="slow-rank",
-        what=f"one rank is {SLOWER} times slower than the others",
-        natural=TP2,
+        description=f"one rank is {SLOWER} times slower than the others",
+        default_topology=TP2,
         build=_slow,
     ),
     *(
         Case(
             number=21,
             name=f"user-code/{role}",
-            what=f"an exception in user code on the {role}",
-            natural=PP1_TP2,
+            description=f"an exception in user code on the {role}",
+            default_topology=PP1_TP2,
             build=partial(_raise, role),
         )
         for role in Role
+    ),
+    Case(
+        number=19,
+        name="cable-cut",
+        description="no packet passes between two hosts for a while",
+        default_topology=PP0,
+        build=_cut,
     ),
 )

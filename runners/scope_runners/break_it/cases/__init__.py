@@ -1,0 +1,1 @@
+"""The faults: one file for each kind of thing that breaks."""
