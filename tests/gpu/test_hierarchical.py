@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from scope_contracts.cache_spec import GIST_LEVELS
 from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.factory import open_frame_cache
@@ -13,7 +14,8 @@ from scope_rt.lm.hierarchical.context import Collapse, Replace
 from scope_rt.lm.hierarchical.editing import EditableContext
 from scope_rt.lm.hierarchical.hierarchy import Hierarchy
 from scope_rt.lm.models.multilevel import MultilevelConfig, MultilevelModel
-from tests.kv_cache.test_gists import SPEC
+from tests.kv_cache.test_gists import BLOCK, SPEC
+from tests.rounding import gamma
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = MultilevelConfig(vocab_size=64, dim=128, num_layers=2, num_heads=2, ffn_dim=128)
@@ -63,14 +65,18 @@ def test_a_chunk_is_timed_on_a_gpu_that_is_idle_before_and_after() -> None:
 def test_a_stream_on_a_gpu_remembers_what_it_does_on_the_cpu() -> None:
     spec = replace(SPEC, dtype=DType.FLOAT32)
     shape = (1, 3 * spec.frame_tokens, spec.num_heads, spec.head_dim)
-    shown = []
+    shown, largest = [], 0.0
     for device in (CUDA, torch.device("cpu")):
         cache = open_frame_cache(spec, device=device)
         for chunk in range(40):
             window = cache.window(start_frame=3 * chunk, num_frames=3)
             k = torch.randn(shape, generator=torch.Generator().manual_seed(chunk)).to(device)
+            largest = max(largest, float(k.abs().max()))
             for layer in range(spec.num_layers):
                 k_all, _ = cache.update(layer, window, k, k)
             shown.append(k_all.cpu().clone())
             cache.advance(window)
-    torch.testing.assert_close(shown[:40], shown[40:], rtol=0, atol=1e-6)
+    # A gist of the coarsest level adds and divides on each device.
+    rounding = 2 * gamma(2 * BLOCK**GIST_LEVELS, torch.float32)
+    for there, here in zip(shown[:40], shown[40:], strict=True):
+        assert (there - here).abs().max() <= rounding * largest
