@@ -49,7 +49,7 @@ class VideoProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stream:
-    """A model, what it is told, and the noise it starts from."""
+    """A model, its conditioning, and the noise it starts from."""
 
     model: CausalWanModel
     recipe: Recipe

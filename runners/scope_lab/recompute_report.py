@@ -1,6 +1,6 @@
 """What the recompute experiment found, as values, a table and one sentence for each context.
 
-A change is told as one only where its 95% confidence interval over prompts (or rounds of a plan)
+A change is reported only where its 95% confidence interval over prompts (or rounds of a plan)
 leaves out zero.
 """
 

@@ -84,8 +84,8 @@ class _Console(threading.Thread):
 
     def loss(self, after_s: float) -> tuple[float, str] | None:
         """The first named loss after a time: how long after it, and what was said."""
-        told = ((at_s, line) for at_s, line in self.lines if at_s >= after_s and _LOSS in line)
-        return next(((at_s - after_s, line) for at_s, line in told), None)
+        losses = ((at_s, line) for at_s, line in self.lines if at_s >= after_s and _LOSS in line)
+        return next(((at_s - after_s, line) for at_s, line in losses), None)
 
 
 def misnamed(hosts: Sequence[HostReport], *, fault: Fault, topology: Topology) -> Iterator[str]:

@@ -77,7 +77,7 @@ def launch_attempts(
 ) -> int:
     """Run `module.main` as the ranks of `attempt_of(0)`; when one fails, of `attempt_of(1)`, ...
 
-    A rank that could not use its input, or that ended because it was told to, is not tried again.
+    A rank that could not use its input, or that was asked to end, is not tried again.
     Ranks find the number of their attempt in `TORCHELASTIC_RESTART_COUNT`; below
     `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case, and where
     `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one.

@@ -104,7 +104,7 @@ class CabledHosts:
         self._undo.close()
 
     def cut(self) -> None:
-        """No packet passes, and nobody is told."""
+        """No packet passes, and no end is notified."""
         _ip("-n", self.hosts[0].name, "link", "set", INTERFACE, "down")
 
     def restore(self) -> None:

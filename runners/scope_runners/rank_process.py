@@ -1,4 +1,4 @@
-"""A rank is told from the others by the lines it logs and by the name of its process.
+"""Ranks are distinguished by the lines they log and by the name of its process.
 
 Rank0, or a process alone, prints the sentence with which the command ends.
 """

@@ -34,7 +34,7 @@ def swept_row(part: Part, system: str) -> SystemResult:
     return row(part, f"{system}, 128 tokens")
 
 
-def test_the_sweep_tells_every_system_and_every_task(swept: Part) -> None:
+def test_the_sweep_reports_every_system_and_every_task(swept: Part) -> None:
     assert [system.name for system in swept.systems] == [f"{name}, 128 tokens" for name in SYSTEMS]
     for system in swept.systems:
         assert [quality.name for quality in system.quality] == list(Task)
@@ -53,7 +53,7 @@ def test_systems_that_evict_hold_equally_many_rows_and_pay_for_what_they_note(sw
         assert swept_row(swept, name).peak_bytes == held + decoded
 
 
-def test_systems_that_copy_a_layer_to_show_it_pay_for_the_copy(swept: Part, stored: Part) -> None:
+def test_systems_that_copy_a_layer_count_the_copy(swept: Part, stored: Part) -> None:
     layer = 128 * ROW_BYTES / 2
     assert swept_row(swept, "int8").peak_bytes == 128 * 2 * INT8_LAYER_BYTES + layer
     zero_block = BLOCK_SIZE * ROW_BYTES / (len(DEPTHS) * needle.TEXTS_PER_DEPTH[Effort.QUICK])

@@ -111,7 +111,7 @@ def test_a_recompute_of_one_layer_gives_what_it_decoded(monkeypatch: pytest.Monk
     assert (layer.anew(x) - torch.cat(spans, dim=1)).abs().max() <= FP64_CONTRACT
 
 
-def test_eight_domains_take_what_was_planned_and_nobody_changes_anothers() -> None:
+def test_eight_domains_use_their_planned_bytes_and_none_changes_another() -> None:
     budget, isolation = measure_domains(SCALE).notes
     planned = NUM_DOMAINS * domain("any", SCALE.max_tokens).num_bytes()
     assert budget.startswith(
@@ -121,7 +121,7 @@ def test_eight_domains_take_what_was_planned_and_nobody_changes_anothers() -> No
     assert isolation.startswith("8 of 8 hold what they hold alone; 7 of 7 are as they were")
 
 
-def test_domains_that_shared_their_memory_would_be_told_apart_from_isolated_ones(
+def test_domains_that_share_memory_are_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opened = states._opened

@@ -50,7 +50,7 @@ def test_the_numbers_are_the_known_ones(proof: AttentionProof) -> None:
     assert printed(proof.full_NC) == DECODED
 
 
-def test_every_claim_holds_and_the_cache_grows_by_a_row_a_token(proof: AttentionProof) -> None:
+def test_every_claim_holds_and_the_cache_grows_by_one_row_per_token(proof: AttentionProof) -> None:
     assert all(proof.claims.values())
     assert len(proof.claims) == 4
     assert [len(rows.keys) for rows in proof.cached] == [6, 7, 8, 9, 10]
@@ -63,7 +63,7 @@ def test_every_claim_holds_and_the_cache_grows_by_a_row_a_token(proof: Attention
 
 
 @pytest.mark.parametrize("plane", [0, 1], ids=["keys", "values"])
-def test_a_cache_whose_earlier_rows_change_with_a_step_is_found_out(
+def test_a_cache_whose_earlier_rows_change_with_a_step_is_detected(
     monkeypatch: pytest.MonkeyPatch, plane: int
 ) -> None:
     advance = ContiguousCache.advance
@@ -78,7 +78,7 @@ def test_a_cache_whose_earlier_rows_change_with_a_step_is_found_out(
     assert list(found.claims.values()) == [True, False, True, True]
 
 
-def test_a_claim_that_does_not_hold_is_said_to_fail(proof: AttentionProof) -> None:
+def test_a_claim_that_does_not_hold_is_reported_as_failed(proof: AttentionProof) -> None:
     wrong = replace(proof, decoded_NC=proof.decoded_NC.flip(0))
     assert list(wrong.claims.values()) == [True, True, False, False]
     assert sum(line.startswith("FAILS") for line in report(wrong)) == 2

@@ -124,7 +124,7 @@ def test_a_jump_at_every_chunk_border_is_flicker() -> None:
     assert judged(jumping).flicker > 2 * judged(smooth).flicker
 
 
-def test_what_never_moves_has_no_flicker_to_speak_of() -> None:
+def test_flicker_and_motion_of_a_still_video_are_undefined() -> None:
     still = [np.zeros((CHUNK_FRAMES, 64, 64, 3), np.uint8)] * 2
     quality = judged(still)
     assert math.isnan(quality.flicker)
@@ -161,7 +161,7 @@ def row_of(every: int, *, flickers: list[float], speeds: list[float]) -> Row:
     return Row(variant=variant, samples=tuple(samples), plans={})
 
 
-def test_a_verdict_tells_loss_and_gain_apart() -> None:
+def test_a_verdict_distinguishes_loss_from_gain() -> None:
     before = row_of(1, flickers=[1.8, 1.9, 1.7], speeds=[100, 80, 120])
     worse_not_faster = row_of(2, flickers=[2.3, 2.4, 2.3], speeds=[101, 79, 121])
     faster_not_worse = row_of(2, flickers=[1.8, 1.9, 1.7], speeds=[110, 88, 133])

@@ -59,7 +59,7 @@ def left_behind() -> set[str]:
     }
 
 
-def test_a_stream_survives_that_the_cable_is_cut(model: Path, tmp_path: Path) -> None:
+def test_a_stream_survives_a_cut_cable(model: Path, tmp_path: Path) -> None:
     before = left_behind()
     report = two_hosts(model, tmp_path, "--lasts", "8", "--seconds", "60")
     assert left_behind() == before
@@ -73,7 +73,7 @@ def test_a_stream_survives_that_the_cable_is_cut(model: Path, tmp_path: Path) ->
     assert (report["restarts"], report["largest_diff"]) == (1, 0.0)
 
 
-def test_a_stream_goes_on_where_it_was_when_only_the_other_host_counts_a_restart(
+def test_a_stream_resumes_when_only_the_other_host_counts_a_restart(
     model: Path, tmp_path: Path
 ) -> None:
     report = two_hosts(model, tmp_path, "--fault", "rank", "--seconds", "60")

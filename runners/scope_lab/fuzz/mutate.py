@@ -174,19 +174,19 @@ def _mutate_node(tree: Node, rng: Random, donors: tuple[bytes, ...]) -> None:
     if not places:
         return
     items, at = slot = rng.choice(places)
-    deed = rng.randrange(11)
-    if deed < 3:
+    choice = rng.randrange(11)
+    if choice < 3:
         items[at] = _nudged(items[at], rng)
-    elif deed < 5:
+    elif choice < 5:
         items[at] = _unlike(rng)
-    elif deed < 7:
+    elif choice < 7:
         _graft(slot, rng, donors)
-    elif deed == 7:
+    elif choice == 7:
         others, there = rng.choice(places)
         items[at], others[there] = copy(others[there]), copy(items[at])
-    elif deed == 8:
+    elif choice == 8:
         _change_length(tree if rng.random() < 0.5 else items[at], rng)
-    elif deed == 9:
+    elif choice == 9:
         rng.shuffle(tree.items if isinstance(tree, Pairs) else tree)
     else:
         items[at] = _deep(rng)
@@ -254,16 +254,16 @@ def _mutate_frames(
     if not frames:
         frames.append(rng.choice(donors))
     at = rng.randrange(len(frames))
-    deed = rng.randrange(10)
-    if deed < 5:
+    choice = rng.randrange(10)
+    if choice < 5:
         frames[at] = of_message(frames[at], rng)
-    elif deed == 5:
+    elif choice == 5:
         frames[at] += rng.choice((b"\x00", bytes(40), b"x"))
-    elif deed == 6:
+    elif choice == 6:
         del frames[at]
-    elif deed == 7:
+    elif choice == 7:
         frames.insert(rng.randrange(len(frames) + 1), frames[at])
-    elif deed == 8:
+    elif choice == 8:
         frames.insert(at, rng.choice(donors))
     else:
         rng.shuffle(frames)

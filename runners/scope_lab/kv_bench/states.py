@@ -208,8 +208,10 @@ def _index_notes(cached: LatentRows, out: Tensor, dense: Tensor) -> tuple[str, .
     if cached.index_keys is None:
         return ()
     off_by = float((out - dense).abs().max() / dense.abs().max())
-    told = f"{off_by:.0%} of its range off dense attention" if off_by else "dense attention's bits"
-    return (f"{cached.index_keys.format.bytes_per_row} bytes of a token are its key; {told}",)
+    against = (
+        f"{off_by:.0%} of its range off dense attention" if off_by else "dense attention's bits"
+    )
+    return (f"{cached.index_keys.format.bytes_per_row} bytes of a token are its key; {against}",)
 
 
 def measure_domains(scale: Scale) -> SystemResult:

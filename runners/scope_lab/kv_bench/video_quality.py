@@ -2,7 +2,7 @@
 
 Twice, with the same noise for all kinds:
 
-* with a given past: later chunks are told a true clip of the model's world, the same for all
+* with a given past: later chunks attend to a true clip of the model's world, the same for all
   kinds, so a difference cannot grow. Motion there has one future, so even the ring has a finite
   distance to the truth, and what a cache costs is the difference of two such distances;
 * with its own past: what a viewer would see. There any rounding grows into another stream, which
@@ -93,7 +93,7 @@ def measure_caches(names: Sequence[str], length: Length) -> Part:
     by_name: dict[str, list[Streamed]] = {name: [] for name in streams.sessions}
     recompute, anew_ms = Recompute(streams.sessions[RING]), list[float]()
     for clip in clips:
-        given = streams.run(clip.scene, length.num_chunks, told=clip.latents)
+        given = streams.run(clip.scene, length.num_chunks, given_past=clip.latents)
         own = streams.run(clip.scene, length.num_viewed_chunks)
         for name, made in by_name.items():
             made.append(Streamed(given_past=given[name], own_past=own[name]))

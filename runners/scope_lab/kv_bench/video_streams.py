@@ -47,8 +47,8 @@ class Clip:
 
 
 @dataclass(slots=True)
-class ToldPast:
-    """What later chunks are told, by chunk index; a chunk of which nothing is told is its own."""
+class GivenPast:
+    """The past that later chunks attend to, by chunk index; a chunk without one keeps its own."""
 
     latents: dict[int, Tensor] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Streams:
         self.refusals: dict[str, str] = {}
         """Kinds that cannot run here, and why."""
         self._times = {name: GeneratorTime() for name in names}
-        self._past = ToldPast()
+        self._past = GivenPast()
         self._num_made = 0
         with ExitStack() as folders:
             for name in names:
@@ -108,13 +108,13 @@ class Streams:
                     self.refusals[name] = str(error)
 
     def run(
-        self, scene: SceneSpec, num_chunks: int, *, told: Sequence[Tensor] = ()
+        self, scene: SceneSpec, num_chunks: int, *, given_past: Sequence[Tensor] = ()
     ) -> dict[str, list[Made]]:
         """A scene in every kind of cache, chunk by chunk in turn.
 
-        `told` is the past of all of them, by chunk; where it is empty each has its own.
+        `given_past` is the past of all of them, by chunk; where it is empty each has its own.
         """
-        self._past.latents = {self._num_made + index: x for index, x in enumerate(told)}
+        self._past.latents = {self._num_made + index: x for index, x in enumerate(given_past)}
         streams = {
             name: session.stream(describe(scene), num_chunks=num_chunks)
             for name, session in self.sessions.items()

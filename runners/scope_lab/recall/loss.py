@@ -71,7 +71,7 @@ def losses(model: Any, batch: Batch, *, hinted: bool) -> Losses:
 
 
 def _name_the_key(model: Any, hidden_BTC: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of the key at every value, told from the first layer's output."""
+    """Cross-entropy of the key at every value, predicted from the first layer's output."""
     values = keys_of_values(batch.tokens_BT)
     at = torch.where(values >= 0)
     return F.cross_entropy(model.lm_head(model.model.norm(hidden_BTC[at])), values[at])

@@ -19,7 +19,7 @@ class Task(StrEnum):
     SINGLE = "single"
     MULTI_KEY = "multi-key"
     MULTI_QUERY = "multi-query"
-    TOLD_TWICE = "told twice"
+    STATED_TWICE = "stated twice"
     ASKED_BEFORE = "asked before"
     POPULAR = "popular"
 
@@ -28,7 +28,7 @@ MEANINGS = {
     Task.SINGLE: "one fact in a haystack, asked once at the end",
     Task.MULTI_KEY: "eight facts, one asked at the end",
     Task.MULTI_QUERY: "four facts together, all asked at the end",
-    Task.TOLD_TWICE: "eight facts, the one asked at the end was told twice",
+    Task.STATED_TWICE: "eight facts, the one asked at the end was stated twice",
     Task.ASKED_BEFORE: "eight facts, the one asked at the end was asked twice early on",
     Task.POPULAR: "eight facts together, two asked over and over; one of the two after a pause",
 }
@@ -70,6 +70,6 @@ def _events(task: Task, depth: float, rng: np.random.Generator) -> tuple[list[Ev
             early: list[Event] = []
             if task is Task.ASKED_BEFORE:
                 early = [question(asked_fact, d) for d in soon]
-            if task is Task.TOLD_TWICE:
+            if task is Task.STATED_TWICE:
                 early = [Event(depth=soon[1], key=asked_fact.key, value=asked_fact.value)]
             return [*facts, *early, question(asked_fact, 1.0)], 1

@@ -1,4 +1,4 @@
-"""Train the recall model from nothing. Seeded, and started again it goes on where it was stopped.
+"""Train the recall model from nothing. Seeded, and a second start resumes it.
 
 Looking up a fact is learned in short quizzes, with hints (`loss.py`), and then without them on
 texts of every kind, which grow to 512 tokens. Matrices inside layers are trained with Muon (Jordan

@@ -76,7 +76,7 @@ class FaultInjector:
 
     def __init__(self, job: SoakJob, lines: Sequence[Line], *, first_attempt: int) -> None:
         self.has_given_up = False
-        """Whether the stream made no more progress, so that the launcher was told to end."""
+        """Whether the stream made no more progress, so that the launcher was ended."""
         self._job, self._faults = job, job.schedule.faults
         self._first_attempt = first_attempt
         event_log = EventLog(job.event_log)

@@ -171,7 +171,7 @@ def test_an_error_of_another_kind_is_no_refusal(tmp_path: Path) -> None:
         list(run.random_engine(broken(read), share(tmp_path, count=1)))
 
 
-def test_too_many_words_too_much_memory_and_too_long_are_found(
+def test_long_errors_much_memory_and_slow_inputs_are_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def talks(data: bytes) -> None:
@@ -198,7 +198,7 @@ def test_too_many_words_too_much_memory_and_too_long_are_found(
 
 
 @pytest.mark.parametrize("data", [*seeds.MESSAGES, *seeds.ANSWERS])
-def test_the_loose_writer_writes_what_was_parsed_and_longer_where_told(data: bytes) -> None:
+def test_the_loose_writer_writes_what_was_parsed_and_longer_where_asked(data: bytes) -> None:
     tree, rng = parse(data), Random(1)
     assert write(tree, rng) == data
     longer = write(tree, rng, longer=1.0)

@@ -61,7 +61,7 @@ def test_every_needle_is_decided_by_its_fact_and_asked_at_the_end(
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.25, 0.75])
-def test_a_needle_stands_where_it_was_asked_to(depth: float) -> None:
+def test_a_needle_is_at_the_requested_depth(depth: float) -> None:
     text = draw_task(Task.SINGLE, 256, depth, np.random.default_rng(3))
     (told,) = np.flatnonzero(text.tokens == FACT)
     assert told == pytest.approx(1 + depth * (256 - 1 - 2 * EVENT_TOKENS), abs=1)

@@ -124,7 +124,7 @@ def test_h2o_forgets_young_facts_that_a_sliding_window_of_as_many_rows_still_hol
     assert late("h2o") < late(SLIDING) - 0.2
 
 
-def test_the_bytes_told_of_an_evicting_cache_are_those_of_its_tensors(model: Any) -> None:
+def test_the_reported_bytes_of_an_evicting_cache_are_those_of_its_tensors(model: Any) -> None:
     tokens = torch.zeros((2, 48), dtype=torch.int64)
     with opened(model, "h2o", capacity=ROWS, batch=2, length=48), torch.inference_mode():
         layers = model(tokens, use_cache=True).past_key_values.layers
@@ -142,7 +142,7 @@ def test_a_sweep_that_fails_leaves_the_model_as_it_was(model: Any) -> None:
     assert len(answers(model, "h2o", texts)) == 1
 
 
-def test_a_system_nobody_knows_is_refused_by_name(model: Any) -> None:
+def test_an_unknown_system_is_refused_by_name(model: Any) -> None:
     with (
         pytest.raises(UserInputError, match=f"got 'lru', want one of {', '.join(SYSTEMS[:2])}"),
         opened(model, "lru", capacity=ROWS, batch=1, length=64),

@@ -52,7 +52,7 @@ def test_another_seed_trains_another_model(tmp_path: Path) -> None:
     assert not all(map(torch.equal, weights(first), weights(second)))
 
 
-def test_the_state_of_another_run_is_not_gone_on_from(tmp_path: Path) -> None:
+def test_the_state_of_another_run_is_not_resumed(tmp_path: Path) -> None:
     trained(tmp_path)
     for seed, curriculum in ((5, CURRICULUM), (0, CURRICULUM[:1])):
         with pytest.raises(UserInputError, match="another seed or curriculum"):

@@ -132,7 +132,7 @@ def test_a_missing_model_is_one_sentence_and_exit_code_2(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_interrupted_shard_run_goes_on_with_the_same_clips(tmp_path: Path) -> None:
+def test_an_interrupted_shard_run_resumes_with_the_same_clips(tmp_path: Path) -> None:
     codec, text_encoder = TinyVideoCodec(TinyCodecConfig()), WordTextEncoder.from_seed(0)
 
     def shards(name: str, *counts: int) -> list[dict[str, torch.Tensor]]:
