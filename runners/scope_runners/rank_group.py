@@ -57,7 +57,7 @@ class Failure:
     code: int
     """As a shell counts."""
     is_final: bool
-    """Another attempt would end the same way, or nobody wants one."""
+    """Another attempt would end the same way, or is not wanted."""
 
     def __str__(self) -> str:
         if self.code > 128:
@@ -169,7 +169,7 @@ class RankGroup:
             return  # rank0 ends the stream in order, for which it has its time
         if len(self._failed) > 1:
             if end.rank == 0:
-                self._bound(TERMINATE_S)  # nobody concludes any more
+                self._bound(TERMINATE_S)  # nothing is left to finish the stream
             return
         self._bound(LINGER_S)
         if at_once:
@@ -228,13 +228,13 @@ class RankGroup:
             _LOG.warning("ending %s at once", named(sorted(self._running)))
         self._signal(signum, self._running)
         patience_s = TERMINATE_S
-        if signum == signal.SIGTERM and self._may_conclude():
+        if signum == signal.SIGTERM and self._may_finish():
             patience_s = ORDERLY_END_S
         self._deadline_s = time.monotonic() + patience_s
         return True
 
-    def _may_conclude(self) -> bool:
-        """Whether rank0 may be at the video's end, which others' failure must not cut short."""
+    def _may_finish(self) -> bool:
+        """Whether rank0 may be finishing the video, which others' failure must not cut short."""
         pid = self._pids.get(0) if 0 in self._running else None
         return pid is not None and self._stopped_by is None and not is_stopped(pid)
 

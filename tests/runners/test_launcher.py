@@ -147,7 +147,7 @@ def test_a_killed_rank_ends_the_group_within_bounds(
     assert said(capfd) == ["WARNING: rank 1 ended by SIGKILL; stopping the other ranks"]
 
 
-def test_peers_may_still_speak_and_the_first_failure_counts(
+def test_peers_may_still_report_and_the_first_failure_counts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_group, "LINGER_S", 60.0)  # which lasts as long as a peer runs
@@ -155,7 +155,7 @@ def test_peers_may_still_speak_and_the_first_failure_counts(
     assert (folder / "rank0.spoke").exists()
 
 
-def test_rank0_may_conclude_after_others_were_told_to_end(
+def test_rank0_may_finish_after_others_were_asked_to_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_group, "LINGER_S", 0.1)
@@ -165,7 +165,7 @@ def test_rank0_may_conclude_after_others_were_told_to_end(
 
 
 @pytest.mark.parametrize("rank0", ["stop", "sleep", "7"])
-def test_nobody_waits_for_a_rank0_that_cannot_conclude(
+def test_a_rank0_that_cannot_finish_is_not_waited_for(
     rank0: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_group, "LINGER_S", 0.2)
@@ -194,7 +194,7 @@ def test_ctrl_c_is_handed_to_rank0_only(folder: Path) -> None:
     assert not (folder / "rank1.SIGINT").exists()
 
 
-def test_a_rank_that_dies_meanwhile_does_not_cut_short_what_a_person_has_asked_for(
+def test_a_rank_that_dies_does_not_cut_short_an_orderly_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_group, "LINGER_S", 0.1)
@@ -205,7 +205,7 @@ def test_a_rank_that_dies_meanwhile_does_not_cut_short_what_a_person_has_asked_f
     assert not list(folder.glob("*.1.started"))
 
 
-def test_a_signal_that_was_to_be_ignored_ends_nothing() -> None:
+def test_a_signal_ignored_at_start_ends_nothing() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
 
     def hang_up(number: int, event: Event) -> None:
@@ -236,7 +236,7 @@ def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> 
     assert (folder / "rank0.SIGTERM").exists()
 
 
-def test_a_stopped_rank_does_not_outlive_its_killed_launcher(folder: Path) -> None:
+def test_a_suspended_rank_does_not_outlive_its_killed_launcher(folder: Path) -> None:
     script = "from scope_runners.launcher import launch; launch('obey', ['orderly'], num_ranks=1)"
     with subprocess.Popen([sys.executable, "-c", script]) as process:
         assert wait_for(lambda: len(list(folder.glob("*.started"))) == 1)
@@ -246,7 +246,7 @@ def test_a_stopped_rank_does_not_outlive_its_killed_launcher(folder: Path) -> No
     assert wait_for(lambda: not is_running(note), seconds=BOUND_S)
 
 
-def test_a_lost_rank_makes_all_start_again_and_a_stopped_peer_does_not_outlive_it(
+def test_a_lost_rank_restarts_all_and_a_suspended_peer_does_not_outlive_it(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert launch_again("sleep/0", "die/0", "stop/0") == 0
@@ -255,7 +255,7 @@ def test_a_lost_rank_makes_all_start_again_and_a_stopped_peer_does_not_outlive_i
     assert (folder / "imports").read_text() == "x", "a restart imports nothing again"
 
 
-def test_a_group_is_given_up_when_starts_bring_no_progress(
+def test_a_group_is_not_restarted_without_end_when_starts_bring_no_progress(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert launch_again("7", most=2, progress=[False, True, False, False]) == 7
@@ -288,14 +288,14 @@ def test_only_a_count_that_rose_above_all_before_is_progress() -> None:
 
 
 @pytest.mark.parametrize(("words", "code"), [(("2",), 2), (("130",), 130), (("0", "late"), 9)])
-def test_bad_input_obeyed_signals_and_a_finished_rank0_end_it_for_good(
+def test_after_bad_input_obeyed_signals_or_a_finished_rank0_no_attempt_follows(
     folder: Path, words: tuple[str, ...], code: int
 ) -> None:
     assert launch_again(*words) == code
     assert len(list(folder.glob("*.started"))) == len(words)
 
 
-def test_ctrl_c_is_no_reason_to_start_again(folder: Path) -> None:
+def test_ctrl_c_causes_no_restart(folder: Path) -> None:
     timer = signal_when_started(folder, signal.SIGINT, num_ranks=2)
     assert launch_again("orderly", "orderly") == 100
     timer.join()

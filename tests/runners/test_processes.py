@@ -20,7 +20,7 @@ def test_a_replay_that_does_not_end_is_ended_and_its_log_says_so(tmp_path: Path)
     assert "replay: no end within 0.05 s" in log.read_text()
 
 
-def test_a_stream_that_does_not_end_is_ended_and_said_to_be_at_fault(tmp_path: Path) -> None:
+def test_a_stream_that_does_not_end_is_ended_and_reported_as_at_fault(tmp_path: Path) -> None:
     out = ["--prompt", "a red circle", "--out", str(tmp_path / "a.mp4")]
     with pytest.raises(ScopeError, match=r"--plans pp1 --tp 1 did not end within 0.05 s"):
         plan_speed("pp1", 1, out, timeout_s=SOON_S)

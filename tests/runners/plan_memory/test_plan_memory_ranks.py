@@ -63,7 +63,7 @@ def test_the_dtype_is_the_one_that_a_stream_runs(
     assert report("--model tiny", capsys)["dtype"] == opened["dtype"]
 
 
-def test_another_dtype_than_a_streams_is_said_to_be_planned_only(
+def test_another_dtype_than_a_streams_is_reported_as_planned_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for dtype, is_said in (("float32", False), ("bfloat16", True)):

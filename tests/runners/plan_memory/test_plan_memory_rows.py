@@ -38,7 +38,7 @@ LATENT_SIZES = f"--layers 2 --latent-rank {LATENT['kv_lora_rank']} --rope-dim 8"
 @pytest.mark.parametrize("codec", CodecKind)
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64])
 @pytest.mark.parametrize("is_gathered", [False, True], ids=["in place", "gathered"])
-def test_a_view_takes_at_its_peak_what_is_planned(
+def test_the_peak_of_a_view_is_what_is_planned(
     codec: CodecKind, dtype: DType, is_gathered: bool
 ) -> None:
     rows = RowFormat.full(heads=3, head_dim=32, value_dim=48, dtype=dtype, codec=codec)
