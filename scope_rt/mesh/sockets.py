@@ -2,9 +2,10 @@
 
 Gloo has no call that ends a wait: `ProcessGroupGloo.abort`, `group.abort()` and
 `_abort_process_group` return at once and do nothing to it. Measured with torch 2.13 on two ranks,
-one of them stopped by SIGSTOP, the call made from another thread: all_reduce, recv and
-irecv().wait() went on for the 24 s that were left of the group's timeout, and ended within 0.02 s
-of `shut_down`, with gloo's "Connection closed by peer". `tests/mesh/test_sockets.py` repeats it.
+one of them stopped by SIGSTOP, the call made from another thread: all_reduce, recv, irecv().wait(),
+isend().wait() of 256 MB and monitored_barrier went on for the 24 s that were left of the group's
+timeout, and ended within 0.02 s of `shut_down`, with an error that names the connection or the
+rank. `tests/mesh/test_sockets.py` repeats it with all_reduce.
 
 A descriptor's number is never trusted alone: a socket counts only while its number still stands for
 the very socket it stood for when it was seen. Needs Linux's `/proc`; elsewhere none is ever found.

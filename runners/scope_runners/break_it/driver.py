@@ -106,7 +106,7 @@ class Driver:
         """A run of `script` in which nothing is broken; the same one every time.
 
         Raises:
-            ScopeError: even that did not work, so nothing can be said about faults.
+            ScopeError: even that did not work, so no fault can be judged.
         """
         key = (script, topology)
         if key not in self._clean:
@@ -115,17 +115,20 @@ class Driver:
             )
             seen = self.run(scenario)
             if len(seen.emitted) != script.num_chunks:
-                said = "; ".join(failure.text for failure in seen.failures) or "no rank said why"
+                errors = (
+                    "; ".join(failure.text for failure in seen.failures)
+                    or "no rank reported an error"
+                )
                 raise ScopeError(
                     f"a stream of {topology.plan_id} --tp {topology.tp_degree} in which nothing "
-                    f"is broken made {len(seen.emitted)} of {script.num_chunks} chunks: {said}"
+                    f"is broken made {len(seen.emitted)} of {script.num_chunks} chunks: {errors}"
                 )
             self._clean[key] = seen
         return self._clean[key]
 
     @property
     def _cut_s(self) -> float:
-        """How long a cable stays cut: far longer than either end may take to say so."""
+        """How long the connection stays cut: far longer than either end may take to report it."""
         return 3 * self.heartbeat_s + 3.0
 
     def _job(self, scenario: Scenario) -> RankJob:

@@ -37,7 +37,7 @@ class Role(StrEnum):
     FOLLOWER = "follower"
 
     def rank_in(self, topology: Topology) -> int | None:
-        """The rank of this role; None where nobody has it, or where rank0 has it too."""
+        """The rank of this role; None where no rank has it, or where rank0 has it too."""
         match self:
             case Role.RANK0:
                 return 0

@@ -209,11 +209,11 @@ def _detection_complaints(expected: Expected, seen: Observation) -> list[str]:
     for failure in seen.failures:
         error_s = failure.at_s - _began_s(seen)
         if error_s > expected.within_s:
-            told = f"rank {failure.rank} reported it after {error_s:.1f} s"
-            complaints.append(f"{told}, want {expected.within_s:g} s")
-        culprit = expected.names.get(failure.rank, "")
-        if not re.search(culprit, failure.text):
-            complaints.append(f"rank {failure.rank} says {failure.text!r}, want {culprit!r}")
+            late = f"rank {failure.rank} reported it after {error_s:.1f} s"
+            complaints.append(f"{late}, want {expected.within_s:g} s")
+        pattern = expected.names.get(failure.rank, "")
+        if not re.search(pattern, failure.text):
+            complaints.append(f"rank {failure.rank} says {failure.text!r}, want {pattern!r}")
     return complaints
 
 

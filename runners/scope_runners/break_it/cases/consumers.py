@@ -1,6 +1,6 @@
 """Faults 6, 8, 22 and 23: what reaches rank0's consumers, and what they must not do to the stream.
 
-A result that arrives after a hard cut reaches nobody; a full disk and viewers that never read stop
+A result that arrives after a hard cut is dropped; a full disk and viewers that never read stop
 nothing.
 """
 
@@ -53,7 +53,7 @@ def _late(consumer_kind: ConsumerKind, topology: Topology, pace: Pace) -> Scenar
 
 
 def _check_dropped(seen: Observation) -> list[str]:
-    """The late chunk was made, and nobody got it."""
+    """The late chunk was generated and dropped, and no consumer received it."""
     complaints = []
     if FAULT_CHUNK in [event.chunk for event in seen.emitted]:
         complaints.append(f"chunk {FAULT_CHUNK} was emitted after the cut")
@@ -97,19 +97,19 @@ def _disk_full(topology: Topology, pace: Pace) -> Scenario:
         topology=topology,
         records=True,
         faults=(at(rank=0, chunk=FAULT_CHUNK, point=FaultPoint.RECORD, action="fill_disk"),),
-        expected=unaffected(topology, headline="stream whole, failure told"),
+        expected=unaffected(topology, headline="whole, failure reported"),
         check=_check_recording,
     )
 
 
 def _check_recording(seen: Observation) -> list[str]:
-    """The recording can be read up to its last whole record, and rank0 said why it ends there."""
+    """The recording is readable up to its last whole record; rank0 reported why it ends there."""
     complaints = []
     kept = recorded_chunks(seen)
     if not kept or kept != list(range(len(kept))) or len(kept) > FAULT_CHUNK:
         complaints.append(f"the recording holds chunks {kept}")
     if not any("No space left" in note for note in seen.notes):
-        complaints.append("nobody said that the recording ended early")
+        complaints.append("no rank reported that the recording ended early")
     return complaints
 
 
@@ -117,7 +117,7 @@ def _idle_viewers(topology: Topology, pace: Pace) -> Scenario:
     return Scenario(
         topology=topology,
         consumer_kind=ConsumerKind.IDLE,
-        expected=unaffected(topology, headline="nobody else notices"),
+        expected=unaffected(topology, headline="no other effect"),
         check=_check_viewers,
     )
 

@@ -156,7 +156,7 @@ def _kills() -> Iterator[Case]:
 
 
 PAUSE_S = 0.25
-"""Between two chunks, so that the cable is cut in the middle of a stream."""
+"""Between two chunks, so that the connection is cut in the middle of a stream."""
 FAR_IS_SILENT = r"\branks? 1(, \d+)* sent no heartbeat"
 STORE_IS_SILENT = r"did not answer|\branks? [1-9][\d, ]* closed the connection"
 """What each host says of the cut; on the far one a rank may also see its neighbour leave first."""
