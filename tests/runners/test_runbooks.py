@@ -2,11 +2,13 @@
 
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scope_contracts import errors
 from scope_rt.config import VARIABLES, RuntimeConfig
 from scope_rt.environment_names import INTERNAL_VARIABLES, LOG_LEVEL
 from scope_runners import exit_codes, logs
@@ -104,3 +106,28 @@ def test_a_page_has_its_parts_in_order(page: str) -> None:
 
 
 PARTS = ("**Symptom.**", "**First look.**", "Cause and fix", "**Proof.**")
+
+
+def errors_of(kind: type[errors.ScopeError]) -> Iterator[type[errors.ScopeError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from errors_of(narrower)
+
+
+OURS = [kind for kind in errors_of(errors.ScopeError) if kind.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("error", [kind for kind in OURS if kind.runbook], ids=lambda e: e.__name__)
+def test_the_page_that_an_error_points_to_says_that_it_answers_it(
+    error: type[errors.ScopeError],
+) -> None:
+    answers = (RUNBOOKS / f"{error.runbook}.md").read_text().split("**Symptom.**")[0]
+    named = [kind for kind in error.__mro__ if f"`{kind.__name__}`" in answers]
+    assert named or "every `LifecycleError`" in answers
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_names_no_error_that_does_not_exist(page: str) -> None:
+    named = set(re.findall(r"`([A-Z]\w+Error)\b", (RUNBOOKS / page).read_text()))
+    torchrun = {"RendezvousConnectionError", "RendezvousClosedError"}
+    assert named <= {kind.__name__ for kind in OURS} | torchrun
