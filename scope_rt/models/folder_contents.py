@@ -79,9 +79,7 @@ class FolderContents:
                 return self._read_lacking(stamps, dtype)
             with self._cache.lock():
                 self._known |= self._cache.load()
-                contents = self._read_lacking(stamps, dtype)
-                self._cache.save(self._known)
-            return contents
+                return self._read_lacking(stamps, dtype)
         except OSError as error:
             raise UserInputError(
                 f"cannot read {error.filename or self._folder}: {error.strerror}; copy it again"
@@ -106,7 +104,10 @@ class FolderContents:
     def _read_lacking(
         self, stamps: Mapping[str, Stamp], dtype: torch.dtype | None
     ) -> Mapping[str, FileContent]:
-        """Read what is lacking; what may change unnoticed is returned, but not remembered."""
+        """Read what is lacking; what may change unnoticed is returned, but not remembered.
+
+        Each file is kept at once, so that a start that ran out of time helps the next one.
+        """
         contents = {name: self._known.get(name) for name in stamps}
         for name in self._lacking(stamps, dtype):
             now_ns = time.time_ns()  # a write from here on changes the stamp of a settled file
@@ -117,7 +118,9 @@ class FolderContents:
             contents[name] = content
             if content.stamp.is_settled(now_ns):
                 self._known[name] = content
-        self._known = {name: known for name, known in self._known.items() if name in stamps}
+            self._known = {name: known for name, known in self._known.items() if name in stamps}
+            if self._cache is not None:
+                self._cache.save(self._known)
         return {name: content for name, content in contents.items() if content is not None}
 
     def _read_file(self, path: Path, stamp: Stamp, dtype: torch.dtype | None) -> FileContent:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scope_contracts.errors import FingerprintError
+from scope_contracts.errors import FingerprintError, UserInputError
 from scope_contracts.weights import check_loaded
 from scope_rt.collectives import SoloCollectives
 from scope_rt.models import content_cache, folder_contents, weight_files
@@ -240,6 +240,25 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
     files_read.clear()
     fingerprint(folder)
     assert files_read == ["recipe.json"]
+
+
+def test_files_that_were_read_before_a_start_failed_are_not_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, files_read: list[str]
+) -> None:
+    read, num_failed_after = FolderContents._read_file, 3
+
+    def failing(
+        self: FolderContents, path: Path, stamp: Stamp, dtype: torch.dtype | None
+    ) -> FileContent:
+        if len(files_read) == num_failed_after:
+            raise InterruptedError
+        return read(self, path, stamp, dtype)
+
+    with monkeypatch.context() as patch, pytest.raises(UserInputError):
+        patch.setattr(FolderContents, "_read_file", failing)
+        fingerprint(folder)
+    fingerprint(folder)
+    assert len(files_read) == len(set(files_read)) == NUM_FILES
 
 
 def flip_a_digit(text: str) -> str:
