@@ -106,7 +106,7 @@ def _compare_s(check: PeerCheck) -> float:
 
 
 def _beat_s(heartbeat: Heartbeat) -> float:
-    """CPU time of the heartbeat's thread; a beat's wait for the store costs nobody anything."""
+    """CPU time of the heartbeat's thread; waiting for the store costs no CPU time."""
     heartbeat.start()
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "heartbeat")
     assert thread.ident is not None, "it was started"

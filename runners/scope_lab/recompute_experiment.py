@@ -195,7 +195,7 @@ def _stream_in_turn(
             for _ in range(num_chunks):
                 for variant in order:
                     watched[variant].take(streams[variant])
-                order = [*order[1:], order[0]]  # nobody always follows the same one
+                order = [*order[1:], order[0]]  # none always follows the same one
             reference = watched[first].frames
             for variant, seen in watched.items():
                 samples[variant].append(seen.sample(prompt, reference))

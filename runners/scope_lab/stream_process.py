@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from scope_contracts.errors import ScopeError
 
 MOST_S = 600.0
-"""Nobody times a stream of some chunks that takes longer."""
+"""A stream of some chunks that takes longer is not worth timing."""
 
 
 def plan_speed(

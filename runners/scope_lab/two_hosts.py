@@ -1,7 +1,7 @@
 """A stream over two hosts survives that the cable is cut, a rank is killed, or a host reboots.
 
 Each host runs torchrun by itself, as on two real machines: rank0 on the first, the generator group
-on the second. The loss must be named within its bound, the stream must go on by itself when all is
+on the second. The loss must be named within its bound, the stream must resume by itself when all is
 well again, and what was shown must equal a replay that recomputes at the same chunk.
 """
 
@@ -116,7 +116,7 @@ class _Run:
         self.folder: Path = args.out.absolute()
         self.recording = self.folder / "stream.scope"
         self._lasts_s: float = args.lasts
-        # Hosts count their restarts apart: rank0 goes on with whatever stream is there.
+        # Hosts count their restarts apart: rank0 resumes whatever stream is there.
         self._arguments = ["--resume", "--record", str(self.recording)]
         self._arguments += ["--out", str(self.folder / "stream.mp4"), "--json"]
         self._arguments += ["--plan", args.plan, "--tp", str(args.tp), "--model", args.model]
@@ -261,7 +261,7 @@ def _complaints(
 
 
 def _kills_all_of_it(run: _Run) -> bool:
-    """Whether nobody was left on the second host to name anything."""
+    """Whether no rank was left on the second host to name anything."""
     is_alone = run.topology.tp_degree == 1
     return run.fault is Fault.HOST or (run.fault is Fault.RANK and is_alone)
 

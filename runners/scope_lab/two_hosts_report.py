@@ -12,7 +12,7 @@ _FAULTS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
     """What one host did: the sentence that named the loss, how long after the fault, and the exit
-    code. Where all its ranks were killed, nobody was left to say anything."""
+    code. Where all its ranks were killed, none was left to report anything."""
 
     host: str
     said: str

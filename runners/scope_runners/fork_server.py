@@ -11,7 +11,7 @@ Python 3.11 with `scope_runners.stream` and three ranks: it starts them no faste
 rank's first line: 17 to 21 ms, here 18 to 25; cold 1.3 to 1.4 s, here 1.4 to 1.9), and
 - `Process.start` waits for the server's answer without a bound: with the server under SIGSTOP it
   had not returned after 20 s, where the launcher must end such a server and start again;
-- it reaps a rank as soon as it ends, so that a signal to its process id may meet a stranger;
+- it reaps a rank as soon as it ends, so that a signal to its process id may reach another process;
 - when the server is killed, ranks that still run are reported as ended, with exit code 255;
 - the server shares the launcher's process group, and with it a terminal's SIGHUP;
 - an ImportError of what it preloads is swallowed, and every rank imports for itself;

@@ -97,7 +97,7 @@ def launch_attempts(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "none",  # the store tells one launcher's ranks from another's
+        "TORCHELASTIC_RUN_ID": "none",  # each launcher has a store of its own
         "SCOPE_RESTARTS_AFTER_PROGRESS": "1" if restarts.follow_progress else "0",
         "OMP_NUM_THREADS": str(threads),
     }

@@ -137,7 +137,7 @@ def _ip(*arguments: str) -> str:
 
 
 def _remove(host: Host) -> None:
-    """A namespace lives on while a process is in it."""
+    """A namespace exists while a process is in it."""
     deadline_s = time.monotonic() + _END_S
     while (pids := host.processes()) and time.monotonic() < deadline_s:
         for pid in pids:

@@ -1,7 +1,7 @@
 """Progress is for a person at a terminal: elsewhere, and with --json, not a byte of it appears.
 
 Why tqdm and tables of our own, not `rich` (15.0, tried on the table of break-it): it adds four
-wheels (1.7 MB, 13 MB installed; tqdm 0.6 MB); where nobody watches, as in a log, it cuts the
+wheels (1.7 MB, 13 MB installed; tqdm 0.6 MB); where output is no terminal, as in a log, it cuts the
 table to 80 columns ("kill/f…"); and it prints a table when the last row is known, where a row of
 ours appears as soon as its fault has ended. The code that it would save is twelve lines.
 """

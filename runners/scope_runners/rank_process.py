@@ -1,4 +1,4 @@
-"""Ranks are distinguished by the lines they log and by the name of its process.
+"""Ranks are distinguished by the lines they log and by the names of their processes.
 
 Rank0, or a process alone, prints the sentence with which the command ends.
 """

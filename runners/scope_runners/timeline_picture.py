@@ -239,7 +239,7 @@ class _Picture:
         ]
         if len(notes) > _MOST_NOTES:
             left_out = len(notes) - _MOST_NOTES + 1
-            notes[_MOST_NOTES - 1 :] = [f"and {left_out} more; the table tells them all"]
+            notes[_MOST_NOTES - 1 :] = [f"and {left_out} more; the table has them all"]
         return notes
 
 

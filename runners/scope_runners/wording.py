@@ -1,4 +1,4 @@
-"""Numbers and strangers' text in sentences that a person reads."""
+"""Numbers and foreign text in sentences that a person reads."""
 
 
 def counted(number: int, thing: str) -> str:

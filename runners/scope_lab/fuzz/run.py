@@ -1,6 +1,6 @@
 """A million hostile inputs end as they must, or the first that does not lies in a file.
 
-The input of index i is a pure function of target, seed and i: `--seed` and `--first` go on where
+The input of index i is a pure function of target, seed and i: `--seed` and `--first` continue where
 another run ended. An input that broke something lies in the folder as TARGET.input, and is run
 first until it breaks nothing.
 """

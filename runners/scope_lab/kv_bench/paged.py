@@ -57,7 +57,7 @@ class PrefixReuse:
     """The same requests with and without a shared prefix."""
 
     tokens_alone: int
-    """Prompt tokens computed when nobody may share."""
+    """Prompt tokens computed without sharing."""
     tokens_shared: int
     seconds_alone: float
     seconds_shared: float

@@ -77,7 +77,7 @@ def run_kv_bench(args: argparse.Namespace) -> int:
         claim(args.out / "plots.png", suffixes=(".png",)).unlink()
     torch.set_num_threads(args.threads)
     effort = Effort.QUICK if args.quick else Effort.FULL
-    parts = _measured(measures, effort, tell=not args.json)
+    parts = _measured(measures, effort, show_progress=not args.json)
     if args.json:
         print(json.dumps({"effort": effort, "parts": as_json(parts)}))
     if args.out is not None:
@@ -89,14 +89,14 @@ def run_kv_bench(args: argparse.Namespace) -> int:
 
 
 def _measured(
-    measures: Mapping[PartName, Measure], effort: Effort, *, tell: bool
+    measures: Mapping[PartName, Measure], effort: Effort, *, show_progress: bool
 ) -> dict[str, Part]:
-    """Every part; `tell` prints each as soon as it is there."""
+    """Every part; `show_progress` prints each as soon as it is measured."""
     parts: dict[str, Part] = {}
     for name, measure in measures.items():
         print(f"kv-bench: {name} ...", file=sys.stderr, flush=True)
         parts[name] = measure(effort)
-        if tell:
+        if show_progress:
             print(table(parts[name]), end="\n\n", flush=True)
     return parts
 

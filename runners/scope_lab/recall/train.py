@@ -112,7 +112,7 @@ class Trainer:
 
     @property
     def _run(self) -> str:
-        """What a state must agree with to be gone on from."""
+        """What a saved state must agree with to be resumed."""
         return f"seed {self.seed}, {self.curriculum}"
 
     def save(self) -> None:

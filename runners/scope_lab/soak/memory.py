@@ -66,7 +66,7 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def growths(samples: Iterable[MemorySampled]) -> list[Growth]:
-    """How every process of a soak grows, as far as there are samples enough to tell."""
+    """How every process of a soak grows, where there are enough samples."""
     by_life = defaultdict[tuple[int, int], list[MemorySampled]](list)
     lasting = defaultdict[int, list[MemorySampled]](list)
     for sample in samples:

@@ -2,7 +2,7 @@
 
 A shard holds `latents [512, 12, 16, 8, 8]` of clips of four chunks and `text [512, 4, 6, 64]` of
 each chunk's scene, in fp16. It also keeps the state of the random generator behind it, so that an
-interrupted run goes on with the very clips it would have made.
+interrupted run resumes with the clips it would have made.
 """
 
 from pathlib import Path

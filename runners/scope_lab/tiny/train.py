@@ -1,4 +1,4 @@
-"""Train the embedded model from nothing. Every stage is seeded and goes on where it was stopped.
+"""Train the embedded model from nothing. Every stage is seeded and resumes where it was stopped.
 
 stages, each with its folder under --out; times are for one shared core without a GPU:
   codec   codec/   Solve the encoder from the world's patches (two minutes), then train the decoder
