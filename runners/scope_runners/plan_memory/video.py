@@ -92,8 +92,14 @@ class VideoRequirement:
         yield from self._working()
 
     def options(self) -> Iterable[Option]:
-        """TP degree, bits of the cache, window, batch."""
-        return (self._more_ranks(), self._fewer_bits(), self._windows(), self._batches())
+        """TP degree, bits of the cache, window, a control rank apart, batch."""
+        return (
+            self._more_ranks(),
+            self._fewer_bits(),
+            self._windows(),
+            self._control_apart(),
+            self._batches(),
+        )
 
     def _working(self) -> Iterator[MemoryLine]:
         """Residual, its norm, q, k, v, attention's output, and the feed-forward of one chunk."""
@@ -149,6 +155,14 @@ class VideoRequirement:
                 break  # too short for heavy hitters
             changed[frames] = replace(self, spec=spec)
         return Option(flag="--window", values=list(changed), changed_to=changed.__getitem__)
+
+    def _control_apart(self) -> Option:
+        """One more GPU, for a rank that generates nothing."""
+        return Option(
+            flag="--plan",
+            values=[PlanId.PP0] if self.plan_id in (PlanId.SINGLE, PlanId.TP_V1_1) else [],
+            changed_to=lambda plan_id: replace(self, plan_id=plan_id),
+        )
 
     def _batches(self) -> Option:
         return Option(

@@ -291,7 +291,10 @@ def test_the_table_says_whether_it_fits_and_what_to_change(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--model krea-14b", "no change of --plan tp_v1_1 --tp or --kv-cache or --window makes it"),
+        (
+            "--model krea-14b",
+            "no change of --plan tp_v1_1 --tp or --kv-cache or --window or --plan makes it fit",
+        ),
         ("--model mla-52", "no change of --length makes it fit"),
         ("--model mla-52 --length 256", "nothing can be changed"),
         ("--model mha-52 --batch 2", "of --tp or --kv-cache or --length or --batch makes it fit"),

@@ -86,6 +86,19 @@ def test_a_control_rank_that_does_not_fit_is_named(capsys: pytest.CaptureFixture
     assert [part["fits"] for part in parts] == [False, True]
 
 
+def test_advice_gives_the_control_rank_a_gpu_of_its_own_where_that_is_enough(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = "--model krea-14b --dtype bfloat16"
+    whole, generator = (
+        report(f"{given} --plan {plan}", capsys)["ranks"][-1]["total_bytes"]
+        for plan in ("single", "pp0")
+    )
+    room = f"{given} --gpu-gib {(whole + generator) / 2 / 2**30}"
+    assert "--plan pp0" in report(room, capsys)["changes"]
+    assert report(f"{room} --plan pp0", capsys)["fits"] is True
+
+
 def test_the_embedded_models_control_rank_holds_what_is_planned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
