@@ -1,3 +1,71 @@
-"""scope-rt: a distributed runtime for streaming video diffusion transformers."""
+"""scope-rt: a distributed runtime for streaming video diffusion transformers.
 
-__version__ = "0.1.0"
+The public names; each is loaded when it is first used, so that importing this package costs no
+PyTorch. Errors are all `ScopeError`s; the ones a caller may want to tell apart are here too.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from scope_rt.version import __version__
+
+__all__ = [
+    "Ack",
+    "CheckpointError",
+    "Chunk",
+    "ContractError",
+    "Interpolation",
+    "LinkError",
+    "ParityError",
+    "Receipt",
+    "RecordingError",
+    "ScheduledEvent",
+    "ScopeError",
+    "StreamConfig",
+    "StreamSession",
+    "TransitionSpec",
+    "UserInputError",
+    "__version__",
+    "register_codec",
+    "register_text_encoder",
+]
+
+if TYPE_CHECKING:
+    from scope_contracts.errors import (
+        CheckpointError,
+        ContractError,
+        LinkError,
+        ParityError,
+        RecordingError,
+        ScopeError,
+        UserInputError,
+    )
+    from scope_rt.config import StreamConfig
+    from scope_rt.control.chunk import Chunk
+    from scope_rt.control.inbox import Ack, Receipt
+    from scope_rt.control.transition import Interpolation, TransitionSpec
+    from scope_rt.models.registry import register_codec, register_text_encoder
+    from scope_rt.session import ScheduledEvent, StreamSession
+
+_MODULES = {
+    "Ack": "scope_rt.control.inbox",
+    "Chunk": "scope_rt.control.chunk",
+    "Interpolation": "scope_rt.control.transition",
+    "Receipt": "scope_rt.control.inbox",
+    "ScheduledEvent": "scope_rt.session",
+    "StreamConfig": "scope_rt.config",
+    "StreamSession": "scope_rt.session",
+    "TransitionSpec": "scope_rt.control.transition",
+    "register_codec": "scope_rt.models.registry",
+    "register_text_encoder": "scope_rt.models.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES.get(name, "scope_contracts.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

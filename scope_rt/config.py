@@ -1,172 +1,273 @@
-"""The typed settings of one rank; the only reader of the environment."""
+"""One frozen configuration of a stream: command line, Python, file and environment fill it alike.
+
+An argument comes before a `SCOPE_*` variable, that before the file, that before the default. Every
+rank of a stream must be given the same; what would make ranks compute differently is compared
+before they start. What a launcher tells one process is `LaunchEnvironment`.
+"""
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
 
+from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
+from scope_contracts.tensor_spec import DType
+from scope_rt.config_values import Bounds, Origin, converted, read_toml, unknown_name
 from scope_rt.environment_names import refuse_unknown_variables
 
 RECOMPUTE_NEVER = 999_999
-VARIABLES = frozenset(
-    {
-        "SCOPE_BRING_UP",
-        "SCOPE_DIGEST_EVERY",
-        "SCOPE_GROUP_TIMEOUT_S",
-        "SCOPE_HEARTBEAT_TIMEOUT_S",
-        "SCOPE_IDLE_TIMEOUT_S",
-        "SCOPE_KV_BIAS_BACKEND",
-        "SCOPE_KV_CACHE",
-        "SCOPE_KV_CACHE_RECOMPUTE_EVERY",
-        "SCOPE_PP_ENABLED",
-        "SCOPE_SLOW_RANK_FACTOR",
-        "SCOPE_START_TIMEOUT_S",
-        "SCOPE_TP_ALLOW_COMPILE",
-        "SCOPE_TP_INPUT_DIGEST",
-        "SCOPE_TP_PLAN",
-    }
-)
-"""Those of a person; any other `SCOPE_*` variable is refused."""
-_MOST = 1e9
-"""A wait may be no longer: three decades, which every clock and lock still takes."""
+LONGEST_WAIT_S = 1e9
+"""Three decades, which every clock and lock still takes."""
+
+
+def _setting(
+    default: Any,
+    *,
+    variable: str | None = None,
+    name: str | None = None,
+    bounds: Bounds | None = None,
+) -> Any:
+    """A field with its `SCOPE_*` variable; `name` is its argument where that has another name."""
+    return field(default=default, metadata={"variable": variable, "name": name, "bounds": bounds})
+
+
+_POSITIVE = Bounds(least=1)
+_WAIT = Bounds(above=0, most=LONGEST_WAIT_S, unit="seconds")
+
+
+class _Part:
+    """A part of the configuration: its numbers are within their bounds, or it does not exist."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):  # type: ignore[arg-type]
+            bounds, variable = setting.metadata["bounds"], setting.metadata["variable"]
+            if bounds is not None:
+                label = f"{setting.name} ({variable})" if variable else setting.name
+                bounds.check(label, getattr(self, setting.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeConfig:
-    """What the environment says about this rank. Compared across ranks where it must agree."""
+class ModelConfig(_Part):
+    """What is generated: sizes in pixels, None takes the model's own."""
 
-    launched: bool = False
-    """Whether a launcher (ours or torchrun) started this process as a rank."""
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    master_addr: str | None = None
-    """Where the ranks meet; None outside a launcher."""
-    master_port: int = 0
-    store_is_hosted: bool = False
-    """Whether the launcher hosts the store in which the ranks meet; rank0 does otherwise."""
-    tp_plan: str | None = None
-    pp_enabled: bool | None = None
-    kv_bias_backend: str | None = None
-    """Attention backend; None takes the device's default, the same on equal ranks."""
-    kv_cache: str | None = None
-    """Kind and codec of the cache, as `--kv-cache` takes them; the argument comes first."""
-    kv_cache_recompute_every: int | None = None
-    """Chunks from one recompute to the next; None leaves it to the model's recipe."""
-    tp_allow_compile: bool = False
-    digest_every: int = 64
+    folder: str = _setting("tiny", name="model")
+    """A model folder, or "tiny" for the embedded model."""
+    dtype: DType = _setting(DType.FLOAT32)
+    """Of weights, cache and latents."""
+    height: int | None = _setting(None)
+    width: int | None = _setting(None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshConfig(_Part):
+    """Which ranks do what, what they compare, and how long they wait for each other."""
+
+    plan: PlanId = _setting(PlanId.SINGLE)
+    tp: int | None = _setting(None, bounds=_POSITIVE)
+    """Ranks that share the model's heads; None is the plan's smallest degree."""
+    attention_backend: str | None = _setting(None, variable="SCOPE_KV_BIAS_BACKEND")
+    """None takes the device's default, the same on equal ranks."""
+    digest_every: int = _setting(64, variable="SCOPE_DIGEST_EVERY", bounds=_POSITIVE)
     """Chunks from one comparison of the generator ranks to the next."""
-    bring_up: bool = False
-    """Whether rank0 sends the text with every chunk, to be compared with what the mesh holds."""
-    input_digest: bool = False
-    """Whether every frame on a link carries a digest of its bytes."""
-    slow_rank_factor: float = 0.0
+    input_digest: bool = _setting(False, variable="SCOPE_TP_INPUT_DIGEST")
+    """Whether every tensor on a link carries a digest of its bytes."""
+    bring_up: bool = _setting(False, variable="SCOPE_BRING_UP")
+    """Whether conditioning travels with every chunk, to be compared with what the mesh holds."""
+    allow_compile: bool = _setting(False, variable="SCOPE_TP_ALLOW_COMPILE")
+    """Not supported yet."""
+    slow_rank_factor: float = _setting(
+        0.0, variable="SCOPE_SLOW_RANK_FACTOR", bounds=Bounds(least=0, most=LONGEST_WAIT_S)
+    )
     """How many times slower than the others a rank may be; 0 never objects."""
-    heartbeat_timeout_s: float = 10.0
+    heartbeat_timeout_s: float = _setting(10.0, variable="SCOPE_HEARTBEAT_TIMEOUT_S", bounds=_WAIT)
     """Within this a rank that gives no sign of life is named."""
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = _setting(300.0, variable="SCOPE_START_TIMEOUT_S", bounds=_WAIT)
     """How long ranks wait for each other to come, to load the model, and at the end."""
-    group_timeout_s: float = 60.0
+    group_timeout_s: float = _setting(60.0, variable="SCOPE_GROUP_TIMEOUT_S", bounds=_WAIT)
     """Bound of every transfer, every collective, and of rank0's wait for a chunk."""
-    idle_timeout_s: float = 3600.0
+    idle_timeout_s: float = _setting(3600.0, variable="SCOPE_IDLE_TIMEOUT_S", bounds=_WAIT)
     """How long a mesh rank waits for its next envelope before it gives up on rank0."""
-    run_id: str | None = None
-    """torchrun's --rdzv-id, the same for every start of its ranks, where one was given."""
-    attempt: int = 0
-    """How often the group was started again."""
-    may_restart: bool = False
-    """Whether the launcher would start the group again after a failure now."""
-    restarts_after_progress: bool = False
-    """Whether it does so in any case once this start has brought the work forward."""
+    environment_plan: str | None = _setting(None, variable="SCOPE_TP_PLAN")
+    """The plan that the environment asks for; it must not contradict `plan` on any rank."""
+    environment_pipelined: bool | None = _setting(None, variable="SCOPE_PP_ENABLED")
+    """Whether the environment asks for a pipelined plan; the same holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig(_Part):
+    """How the past is kept, and how much it weighs."""
+
+    kv_cache: str = _setting("ring", variable="SCOPE_KV_CACHE")
+    """`ring`, `quantized`, `h2o`, `paged` or `hierarchical`, all but `ring` also with a codec
+    (`quantized:int4`)."""
+    kv_cache_attention_bias: float = _setting(1.0, bounds=Bounds(above=0, most=1))
+    """Weight of past chunks, 0 < bias <= 1; a transition may leave it and comes back to it."""
+    recompute: str | None = _setting(None)
+    """`r1`, `r0a` or `r0`, for models that keep their cache by recompute; None is `r0a`."""
+    kv_cache_recompute_every: int | None = _setting(
+        None, variable="SCOPE_KV_CACHE_RECOMPUTE_EVERY", bounds=_POSITIVE
+    )
+    """Chunks from one recompute to the next; None leaves it to the model's recipe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig(_Part):
+    """Randomness: equal seeds, prompts and schedules give equal streams."""
+
+    seed: int = _setting(0, bounds=Bounds(least=0, most=2**63 - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig(_Part):
+    """What outlives a process of rank0, and what is tried after a loss."""
+
+    log: Path | None = _setting(None)
+    """The stream log, which only grows; None keeps none."""
+    record_latents: bool = _setting(False)
+    """Whether the log holds every chunk's latents, so that it can be replayed."""
+    snapshot: Path | None = _setting(None)
+    """A folder in which rank0 saves its resume point after every chunk; it needs a log."""
+    resume: bool | None = _setting(None)
+    """Whether to resume the stream of `snapshot`; None does if this launcher's ranks saved it."""
+    max_restarts: int = _setting(3, bounds=Bounds(least=0))
+    """Starts in a row that may bring the stream no further, after the first one."""
+    fallback_tp: int | None = _setting(None, bounds=_POSITIVE)
+    """The TP degree after a loss; None keeps `tp`."""
+
+    def __post_init__(self) -> None:
+        _Part.__post_init__(self)
+        if self.snapshot is not None and self.log is None:
+            raise UserInputError("snapshot needs a stream log; give log as well")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """All that determines a stream but its prompts."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Read the settings.
+    def of(cls, model: str | Path = "tiny", **settings: Any) -> Self:
+        """The configuration with these settings and defaults for all others.
+
+        `settings` are the fields of all parts by name: `StreamConfig.of(plan="pp1", tp=2, seed=7)`.
 
         Raises:
-            UserInputError: a variable does not parse, or is misspelt; the sentence names it.
+            UserInputError: a name is unknown, or a value cannot be used; the sentence says which.
         """
+        return cls._from_values({"model": model} | settings, Origin.ARGUMENT)
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        file: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """The configuration of arguments, environment and file, in this order of precedence.
+
+        Args:
+            file: a TOML file with the tables `model`, `mesh`, `cache`, `sampling`, `recovery`.
+            environ: the process's own by default.
+            arguments: as for `of`; None is not given.
+
+        Raises:
+            UserInputError: a name is unknown, or a value cannot be used; the sentence says which.
+        """
+        given = {name: value for name, value in arguments.items() if value is not None}
         env = os.environ if environ is None else environ
-        refuse_unknown_variables(env, VARIABLES)
-        return cls(
-            launched="RANK" in env,
-            rank=_integer(env, "RANK", 0),
-            world_size=_integer(env, "WORLD_SIZE", 1),
-            local_rank=_integer(env, "LOCAL_RANK", 0),
-            master_addr=env.get("MASTER_ADDR"),
-            master_port=_port(env, "MASTER_PORT"),
-            store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            tp_plan=env.get("SCOPE_TP_PLAN"),
-            pp_enabled=_switch(env, "SCOPE_PP_ENABLED", None),
-            kv_bias_backend=env.get("SCOPE_KV_BIAS_BACKEND"),
-            kv_cache=env.get("SCOPE_KV_CACHE"),
-            kv_cache_recompute_every=_count(env, "SCOPE_KV_CACHE_RECOMPUTE_EVERY", None),
-            tp_allow_compile=bool(_switch(env, "SCOPE_TP_ALLOW_COMPILE", False)),
-            digest_every=_count(env, "SCOPE_DIGEST_EVERY", 64) or 64,
-            bring_up=bool(_switch(env, "SCOPE_BRING_UP", False)),
-            input_digest=bool(_switch(env, "SCOPE_TP_INPUT_DIGEST", False)),
-            slow_rank_factor=_positive(env, "SCOPE_SLOW_RANK_FACTOR", 0.0, unit="times"),
-            heartbeat_timeout_s=_positive(env, "SCOPE_HEARTBEAT_TIMEOUT_S", 10.0),
-            start_timeout_s=_positive(env, "SCOPE_START_TIMEOUT_S", 300.0),
-            group_timeout_s=_positive(env, "SCOPE_GROUP_TIMEOUT_S", 60.0),
-            idle_timeout_s=_positive(env, "SCOPE_IDLE_TIMEOUT_S", 3600.0),
-            run_id=_given(env, "TORCHELASTIC_RUN_ID"),
-            attempt=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0),
-            may_restart=_integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
-            < _integer(env, "TORCHELASTIC_MAX_RESTARTS", 0),
-            restarts_after_progress=bool(_switch(env, "SCOPE_RESTARTS_AFTER_PROGRESS", False)),
-        )
+        refuse_unknown_variables(env, variables())
+        settings = ({} if file is None else _from_file(file)) | _from_environment(env)
+        return cls._from_values(settings | given, Origin.ARGUMENT)
+
+    @classmethod
+    def _from_values(cls, values: Mapping[str, Any], origin: Origin) -> Self:
+        places = _places()
+        parts: dict[str, dict[str, Any]] = {part.name: {} for part in fields(cls)}
+        for name, value in values.items():
+            if name not in places:
+                raise UserInputError(unknown_name(name, places, "setting"))
+            part, setting = places[name]
+            parts[part][setting.name] = converted(name, value, setting.type, origin)
+        return cls(**{name: _PARTS[name](**settings) for name, settings in parts.items()})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by the name of its argument: `StreamConfig.of(**settings)` is this one."""
+        return {
+            name: getattr(getattr(self, part), setting.name)
+            for name, (part, setting) in _places().items()
+        }
+
+    def with_settings(self, **settings: Any) -> Self:
+        """The same but for these."""
+        return self._from_values(self.settings | settings, Origin.ARGUMENT)
+
+    def in_effect(self) -> str:
+        """What differs from the defaults, in one line: `plan=pp1 tp=2 seed=7`."""
+        defaults = StreamConfig().settings
+        changed = {n: v for n, v in self.settings.items() if v != defaults[n]}
+        return " ".join(f"{name}={value}" for name, value in changed.items()) or "all defaults"
 
 
-def _given(env: Mapping[str, str], name: str) -> str | None:
-    """What torchrun was told; it writes "none" where it was told nothing."""
-    value = env.get(name, "")
-    return None if value in ("", "none") else value
+_PARTS: Mapping[str, Any] = {
+    "model": ModelConfig,
+    "mesh": MeshConfig,
+    "cache": CacheConfig,
+    "sampling": SamplingConfig,
+    "recovery": RecoveryConfig,
+}
 
 
-def _integer(env: Mapping[str, str], name: str, default: int) -> int:
-    text = env.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise UserInputError(f"{name} is {text!r}; give a whole number") from None
+def _places() -> dict[str, tuple[str, "Field[Any]"]]:
+    """The part and the field of every setting, by the name of its argument."""
+    return {
+        setting.metadata["name"] or setting.name: (part, setting)
+        for part, kind in _PARTS.items()
+        for setting in fields(kind)
+    }
 
 
-def _port(env: Mapping[str, str], name: str) -> int:
-    """0 is none."""
-    port = _integer(env, name, 0)
-    if not 0 <= port < 2**16:
-        raise UserInputError(f"{name} is {env[name]!r}; give a port from 1 to {2**16 - 1}")
-    return port
+def variables() -> dict[str, str]:
+    """The name of the setting that each `SCOPE_*` variable gives."""
+    return {
+        setting.metadata["variable"]: name
+        for name, (_, setting) in _places().items()
+        if setting.metadata["variable"]
+    }
 
 
-def _count(env: Mapping[str, str], name: str, default: int | None) -> int | None:
-    if name not in env:
-        return default
-    count = _integer(env, name, 0)
-    if count < 1:
-        raise UserInputError(f"{name} is {env[name]!r}; give a whole number above 0")
-    return count
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    places, found = _places(), {}
+    for variable, name in variables().items():
+        if variable in environ:
+            kind = places[name][1].type
+            found[name] = converted(variable, environ[variable], kind, Origin.ENVIRONMENT)
+    return found
 
 
-def _positive(env: Mapping[str, str], name: str, default: float, *, unit: str = "seconds") -> float:
-    text = env.get(name, str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= _MOST and value != default:
-        raise UserInputError(
-            f"{name} is {text!r}; give a positive number of {unit}, {_MOST:g} at the most"
-        )
-    return value
-
-
-def _switch(env: Mapping[str, str], name: str, default: bool | None) -> bool | None:
-    text = env.get(name)
-    if text is None:
-        return default
-    if text not in ("0", "1"):
-        raise UserInputError(f"{name} is {text!r}; set it to 0 or 1")
-    return text == "1"
+def _from_file(path: Path) -> dict[str, Any]:
+    places = {(part, setting.name): name for name, (part, setting) in _places().items()}
+    found = {}
+    for part, table in read_toml(path).items():
+        if part not in _PARTS:
+            raise UserInputError(f"{path}: {unknown_name(part, _PARTS, 'table')}")
+        if not isinstance(table, dict):
+            raise UserInputError(f"{path}: {part} is a table; write [{part}] above its settings")
+        for key, value in table.items():
+            if (part, key) not in places:
+                known = [name for place, name in places if place == part]
+                raise UserInputError(f"{path}: [{part}] {unknown_name(key, known, 'setting')}")
+            name = places[part, key]
+            kind = _places()[name][1].type
+            found[name] = converted(f"{path}: [{part}] {key}", value, kind, Origin.FILE)
+    return found

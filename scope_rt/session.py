@@ -1,38 +1,36 @@
-"""The whole runtime behind one object: `for chunk in StreamSession("tiny").stream(prompt)`.
+"""The whole runtime behind one object: `for chunk in StreamSession(config).stream(prompt)`.
 
 Every rank of a plan runs the same lines; on mesh ranks `stream` serves rank0 and yields nothing.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import torch
-
-from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
-from scope_rt.config import RuntimeConfig
+from scope_contracts.log_records import Closed
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
-from scope_rt.control.controller import Controller, Stages
-from scope_rt.control.inbox import Conditioning, Directive, Receipt, ScheduledDirective
-from scope_rt.control.planner import Planner, StreamSettings
-from scope_rt.control.recording import NullRecorder, StreamRecorder
+from scope_rt.control.inbox import Directive, Receipt, ScheduledDirective
+from scope_rt.control.log_entries import failed_record
+from scope_rt.control.loop import StreamLoop
+from scope_rt.control.pipeline import Stages
+from scope_rt.control.planner import Planner
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
-from scope_rt.mesh.topology import Topology, plan_named
-from scope_rt.models.loading import EMBEDDED
+from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import SeededNoise
-from scope_rt.models.past import Past, own_past
-from scope_rt.record.recorder import Recorder
-from scope_rt.record.snapshot import Checkpoint, StreamState
+from scope_rt.record.reader import StreamHistory
+from scope_rt.record.stream_log import Log, NullLog
+from scope_rt.recovery import Recovery
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.trace import Span
+from scope_rt.trace import Span, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,122 +48,101 @@ class ScheduledEvent:
 class StreamSession:
     """A stream of one model under one plan.
 
+    Making one blocks until all ranks of the plan have met and loaded the model
+    (`start_timeout_s` at most).
+
     Args:
-        model: a model folder, or "tiny" for the embedded model.
-        plan: `single`, `tp_v0`, `tp_v1_1`, `pp0` or `pp1`; all but `single` need one process per
-            rank (`scope-rt stream` starts them, or torchrun does).
-        tp: tensor-parallel degree of the generator group.
-        seed: base seed; equal seeds, prompts and schedules give equal streams.
-        height, width: pixels; the model's own size where not given.
-        dtype: of weights, cache and latents.
-        kv_cache_attention_bias: weight of past chunks, 0 < bias <= 1; a transition may leave it.
-        kv_cache: `ring`, `quantized`, `h2o`, `paged` or `hierarchical`, all but `ring` also with a
-            codec (`quantized:int4`); `SCOPE_KV_CACHE`, or the ring, where not given.
-        recompute: `r1`, `r0a` or `r0` for models that keep their cache by recompute.
-        instruments: where stages are traced; `break-it` hands in its faults with them.
-        checkpoint: a file that rank0 replaces after every chunk; delete it when its consumer has
-            all it wanted.
-        resume: whether to go on where `checkpoint` was saved, if it exists. By default, if ranks
-            that this launcher started before have saved it; else `stream` deletes it.
-        record: a new file for the flight recorder; it is continued by a resumed stream.
-        past: what later chunks are told of a chunk: its own latents, but in a replay.
+        config: what to run; a `StreamSetup` is one that was checked against its model already.
+            By default the embedded model in this process, with what the environment says.
+        instruments: where stages are traced, and for the break-it suite its faults.
+        feedback: what later chunks see of a chunk: its own latents, except in a replay.
 
     Raises:
-        UserInputError: an argument cannot be used; the sentence says what to change.
+        UserInputError: a setting cannot be used; the sentence says what to change.
         ParityError: ranks were started with different settings, or hold other weights.
         LinkError: the other ranks did not come.
     """
 
     def __init__(
         self,
-        model: str | Path = EMBEDDED,
+        config: StreamConfig | StreamSetup | None = None,
         *,
-        plan: str = PlanId.SINGLE,
-        tp: int = 1,
-        seed: int = 0,
-        height: int | None = None,
-        width: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        kv_cache_attention_bias: float = 1.0,
-        kv_cache: str | None = None,
-        recompute: str | None = None,
         instruments: Instruments | None = None,
-        checkpoint: Path | None = None,
-        resume: bool | None = None,
-        record: Path | None = None,
-        past: Past = own_past,
-        config: RuntimeConfig | None = None,
+        feedback: Feedback = own_latents,
     ) -> None:
+        if not isinstance(config, StreamSetup):
+            config = StreamSetup.of(config or StreamConfig.load())
+        self.setup = setup = config
+        """The configuration and what follows from it with this model."""
         self._instruments = instruments or Instruments()
-        self.trace = self._instruments.trace
-        config = config or RuntimeConfig.from_environment()
-        setup = self._setup = StreamSetup.of(
-            model,
-            topology=Topology(plan_id=plan_named(plan), tp_degree=tp),
-            config=config,
-            seed=seed,
-            height=height,
-            width=width,
-            dtype=dtype,
-            kv_cache_attention_bias=kv_cache_attention_bias,
-            kv_cache=kv_cache,
-            recompute=recompute,
-            past=past,
-        )
-        self.recipe, self.cache_spec = setup.recipe, setup.cache_spec
-        self.cache_bytes = self.cache_spec.num_bytes(setup.rank.topology.tp_degree)
-        """Of a generator rank."""
-        self.is_control_rank = config.rank == 0
-        self._recorder: StreamRecorder = NullRecorder()
-        self._controller: Controller | None = None
-        self._served = False
+        self._feedback = feedback
+        self._context = setup.context_memory() if setup.decodes else None
         self._spans: tuple[Span, ...] | None = None
-        self._memory = setup.memory()
-        pipeline = FullPipeline(
-            noise=SeededNoise(),
-            decoder=setup.codec.streaming_decoder(),
-            memory=self._memory,
-            past=past,
-        )
+        self._has_streamed = False
+        self._recovery: Recovery | None = None
+        self._loop: StreamLoop | None = None
+        pipeline = None
+        if self._context is not None and not self.is_control_rank:
+            pipeline = FullPipeline(
+                noise=SeededNoise(),
+                decoder=setup.codec.streaming_decoder(),
+                context=self._context,
+                feedback=feedback,
+            )
         self._rank = Rank(
-            setup.rank, setup.geometry, instruments=self._instruments, pipeline=pipeline
+            setup, instruments=self._instruments, feedback=feedback, pipeline=pipeline
         )
         with ExitStack() as on_error:
             on_error.callback(self._rank.leave)
-            kept = None
-            if self.is_control_rank and checkpoint is not None:
-                kept = Checkpoint(checkpoint, setup.identity(), run_id=self._rank.run_id)
-            self._checkpoint = kept
-            saved = None if kept is None else _saved(kept, setup.settings, config, resume=resume)
-            planner = Planner(settings=setup.settings) if saved is None else saved.position.planner
-            resume_point = MeshResumePoint(position=planner.position)
-            if saved is not None:
-                resume_point = replace(
-                    resume_point, memory=saved.memory, decoder=saved.decoder_after
-                )
-            self._rank.start(resume_point)
-            self.resumed_at_chunk = None if saved is None else planner.next_chunk_index
-            """The first chunk that is planned anew, where the session goes on with a stream."""
-            self.num_held_before = 0 if saved is None else saved.num_held
-            """Chunks that the consumer held for good when that stream was saved."""
+            point = None
             if self.is_control_rank:
-                if record is not None:
-                    opened = setup.opened(model=str(model), resumed_at_chunk=self.resumed_at_chunk)
-                    self._recorder = Recorder(
-                        record,
-                        opened,
-                        resume=saved is not None,
-                        faults=self._instruments.faults,
-                    )
-                self._controller = self._control(planner, kept)
-                if saved is not None:
-                    self._controller.resume(saved)
+                self._recovery = Recovery(
+                    setup, run_id=self._rank.run_id, faults=self._instruments.faults
+                )
+                point = self._recovery.resume_point
+            if point is None:
+                self._rank.start()
+            else:
+                position = point.position(setup.settings).planner.position
+                self._rank.start(MeshResumePoint(position=position, tail=point.tail))
+            if self._recovery is not None:
+                if point is not None:
+                    self._recovery.open_log()
+                self._loop = self._control(self._recovery)
             on_error.pop_all()
 
     @property
-    def recording_failure(self) -> str | None:
-        """Why the flight recorder stopped early, in one sentence, if it did."""
-        return self._recorder.failure
+    def is_control_rank(self) -> bool:
+        """Whether this process is rank0."""
+        return self.setup.environment.rank == 0
+
+    @property
+    def trace(self) -> Trace:
+        """Where this rank's stages are recorded."""
+        return self._instruments.trace
+
+    @property
+    def history(self) -> StreamHistory | None:
+        """What an earlier process logged of the stream, where this session resumed it."""
+        resumed = None if self._recovery is None else self._recovery.resumed
+        return None if resumed is None else resumed.history
+
+    @property
+    def resumed_at_chunk(self) -> int | None:
+        """The first chunk that is planned anew, where this session resumed a stream."""
+        point = None if self._recovery is None else self._recovery.resume_point
+        return None if point is None else point.counts.next_chunk_index
+
+    @property
+    def num_acknowledged_before(self) -> int:
+        """Chunks that the consumer had acknowledged at the resume point; it must hold them."""
+        point = None if self._recovery is None else self._recovery.resume_point
+        return 0 if point is None else point.num_acknowledged
+
+    @property
+    def log(self) -> Log:
+        """The stream's log; one that writes nothing before `stream`, and where none is kept."""
+        return NullLog() if self._recovery is None else self._recovery
 
     def stream(
         self,
@@ -173,44 +150,44 @@ class StreamSession:
         *,
         num_chunks: int | None = None,
         schedule: Sequence[ScheduledEvent] = (),
-        num_held: Callable[[], int] | None = None,
+        acknowledged: Callable[[], int] | None = None,
     ) -> Iterator[Chunk]:
         """Start an epoch with `prompt` and yield its chunks, without end by default.
 
-        Scheduled chunk indices count from the start of the session. A session that resumed goes on
-        instead with the prompt and schedule it had, and `num_chunks` counts from the beginning.
-        `num_held` tells how many chunks the consumer holds for good (by default all but the last
-        one yielded): a resumed stream yields first what is missing there. On a mesh rank this
-        serves rank0 until the session there is closed, and yields nothing.
+        A chunk is yielded when it is decoded; `next` blocks for what one takes, and at most
+        `group_timeout_s` for a rank that gives no answer. Scheduled chunk indices count from the
+        start of the session. A session that resumed a stream continues with the prompt and the
+        schedule it had, and `num_chunks` counts from its beginning. `acknowledged` says how many
+        chunks the consumer holds for good (by default all but the last one yielded): a resumed
+        stream yields first what is missing there. On a mesh rank this serves rank0 until the
+        session there is closed, and yields nothing.
 
         Raises:
-            UserInputError: a prompt cannot be read; nothing was started.
-            CheckpointError: an earlier stream's checkpoint cannot be removed; nothing was started.
+            UserInputError: a prompt cannot be read, or the log cannot be written; nothing was
+                started, and an earlier stream's snapshot is as it was.
+            CheckpointError: an earlier stream's snapshot cannot be removed; nothing was started.
+            LinkError: while it is iterated: a rank was lost; its name and the chunk are in it.
+            ScopeError: this session was closed.
         """
-        if self._controller is None:
-            if not self._served:
-                self._served = True
+        if self._spans is not None:
+            raise UserInputError("this session is closed; open a new one to stream again")
+        is_first, self._has_streamed = not self._has_streamed, True
+        if self._recovery is None or self._loop is None:
+            if is_first:
                 self._rank.serve()
             return iter(())
-        if self.resumed_at_chunk is None:
-            events = [self._scheduled(event) for event in schedule]
-            start = Directive(hard_cut=True, drop_in_flight=True)
-            start = start.then(self._directive(prompt, hard_cut=True))
-            if self._checkpoint is not None:
-                self._checkpoint.clear()  # not before: what is refused leaves it as it was
-            self._controller.inbox.post(start)
-            self._controller.inbox.schedule(events)
-            self._controller.begin()
-        self.resumed_at_chunk = None
-        return self._controller.run(num_chunks, num_held=num_held)
+        if not is_first or self._recovery.resumed is None:
+            self._begin(self._recovery, self._loop, prompt, schedule)
+        return self._loop.run(num_chunks, acknowledged=acknowledged)
 
     def prompt(self, text: str, transition: TransitionSpec | None = None) -> Receipt:
         """Change the prompt at the next chunk that is planned, at once or by a soft transition.
 
-        The receipt tells at which chunk it took effect.
+        Returns at once; the receipt tells at which chunk it took effect.
 
         Raises:
-            UserInputError: the prompt cannot be read; the stream goes on with the old one.
+            UserInputError: the prompt cannot be read, or nothing is streaming here; the stream
+                continues with the old one.
         """
         return self._post(self._directive(text, transition=transition))
 
@@ -221,26 +198,22 @@ class StreamSession:
     def close(self) -> tuple[Span, ...]:
         """End the stream on all ranks; returns the spans of every rank. Idempotent.
 
-        After a failure in the middle of a chunk there is nobody to say goodbye to: this rank
-        leaves, which is what tells the others, and its own spans are returned. Its checkpoint
-        stays then, for a session that goes on.
+        Blocks until the chunks in flight are received. After a failure in the middle of a chunk the
+        mesh cannot be told: this rank leaves, which is what tells the others, and its own spans are
+        returned; its snapshot stays then, for a session that resumes.
         """
         if self._spans is None:
-            self._spans = self.trace.spans
+            self._spans = self._instruments.trace.spans
             try:
-                if self._controller is not None and self._controller.is_midway:
-                    self._controller.inbox.close("the stream failed")
+                if self._loop is not None and self._loop.is_midway:
+                    self._loop.inbox.close("the stream failed")
                 else:
                     self._spans = self._end_together()
+                    self.log.append(Closed(at_s=time.time()))
             finally:
-                self._recorder.close()
+                self.log.close()
                 self._rank.leave()
         return self._spans
-
-    def _end_together(self) -> tuple[Span, ...]:
-        if self._controller is not None:
-            self._controller.close()
-        return self._rank.gather_spans()
 
     def __enter__(self) -> Self:
         return self
@@ -253,16 +226,38 @@ class StreamSession:
     ) -> None:
         """Close; but a mesh rank that failed leaves at once, which is what tells the others."""
         if error is not None and not isinstance(error, GeneratorExit | KeyboardInterrupt):
-            self._recorder.failed(error)
+            chunk = -1 if self._loop is None else self._loop.last_planned_chunk
+            self.log.append(failed_record(chunk, error))
         if error is None or self.is_control_rank:
             self.close()
         else:
             self._rank.leave()
 
+    def _begin(
+        self,
+        recovery: Recovery,
+        loop: StreamLoop,
+        prompt: str,
+        schedule: Sequence[ScheduledEvent],
+    ) -> None:
+        """A new epoch, counted from here."""
+        start = Directive(hard_cut=True, drop_in_flight=True)
+        start = start.then(self._directive(prompt, hard_cut=True))
+        events = [self._scheduled(event) for event in schedule]
+        recovery.begin(prompt, events)
+        loop.inbox.post(start)
+        loop.inbox.schedule(events)
+        loop.begin()
+
+    def _end_together(self) -> tuple[Span, ...]:
+        if self._loop is not None:
+            self._loop.close()
+        return self._rank.gather_spans()
+
     def _post(self, directive: Directive) -> Receipt:
-        if self._controller is None:
+        if self._loop is None:
             raise UserInputError("only rank0 takes control input; call this where rank is 0")
-        return self._controller.inbox.post(directive)
+        return self._loop.inbox.post(directive)
 
     def _scheduled(self, event: ScheduledEvent) -> ScheduledDirective:
         directive = self._directive(
@@ -283,39 +278,34 @@ class StreamSession:
     ) -> Directive:
         if prompt is None and transition is not None:
             raise UserInputError("a transition leads to a new prompt; give one with it")
-        text = None if prompt is None else Conditioning(prompt, self._setup.text_encoder([prompt]))
         return Directive(
-            conditioning=text, transition=transition, hard_cut=hard_cut, recompute=recompute
+            conditioning=None if prompt is None else self.setup.conditioning(prompt),
+            transition=transition,
+            hard_cut=hard_cut,
+            recompute=recompute,
         )
 
-    def _control(self, planner: Planner, checkpoint: Checkpoint | None) -> Controller:
+    def _control(self, recovery: Recovery) -> StreamLoop:
         """Rank0's loop over what this session has set up."""
-        setup = self._setup
+        setup = self.setup
+        assert self._context is not None, "rank0 decodes"
         stages = Stages(
             mesh=self._rank.port(),
-            decoder=setup.codec.streaming_decoder(),
-            memory=self._memory,
+            context=self._context,
             noise=SeededNoise(),
             geometry=setup.geometry,
             cache=setup.cache_spec,
-            past=setup.rank.past,
+            feedback=self._feedback,
         )
-        return Controller(
-            planner,
+        return StreamLoop(
+            Planner(settings=setup.settings),
             stages,
-            max_in_flight=setup.rank.topology.max_in_flight,
-            recorder=self._recorder,
+            setup.codec.streaming_decoder(),
+            max_in_flight=setup.topology.max_in_flight,
+            num_tail_frames=setup.num_tail_frames,
+            log=recovery,
+            record_latents=recovery.records_latents,
+            resume_points=recovery.resume_points,
             instruments=self._instruments,
-            checkpoint=checkpoint,
+            resumed=recovery.resume_point,
         )
-
-
-def _saved(
-    checkpoint: Checkpoint, settings: StreamSettings, config: RuntimeConfig, *, resume: bool | None
-) -> StreamState | None:
-    """The state to go on with. An earlier stream may have left one that nobody asked for: the count
-    of starts alone says nothing, where the checkpoint tells who saved it."""
-    if resume is None:
-        tells_runs = config.world_size > 1 and (config.store_is_hosted or config.run_id is not None)
-        resume = checkpoint.is_of_this_run() if tells_runs else config.attempt > 0
-    return checkpoint.load(settings) if resume else None

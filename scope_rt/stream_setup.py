@@ -1,167 +1,298 @@
-"""What the arguments of a stream come to: complete and checked before any other rank is met."""
+"""A configuration meets its model: complete and checked before any other rank is met.
+
+Built once by every rank; what ranks compare, what identifies a stream and how its log begins are
+read off it.
+"""
 
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Self
 
 import torch
 
-from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
+from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
+from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.log_records import NOT_RESUMED, Opened
-from scope_rt import __version__
-from scope_rt.config import RuntimeConfig
+from scope_contracts.parity import ParityKeys
+from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
+from scope_rt.config import StreamConfig
 from scope_rt.control.context import ContextMemory, anchor_encoder
+from scope_rt.control.inbox import Conditioning
 from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, choose_recompute
-from scope_rt.mesh.rank import RankSetup
-from scope_rt.mesh.topology import Topology
-from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.models.past import Past, own_past
+from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
-from scope_rt.tensors import NAMES
+from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.text.encoder import TextEncoder
-from scope_rt.vae.codec import VideoCodec
+from scope_rt.topology import Topology, plan_named
+from scope_rt.vae.codec import CodecSizes, VideoCodec
+from scope_rt.version import __version__
+
+_MOST_PROMPTS = 64
+"""Prompts whose embeddings are kept: nobody steers a stream by more at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamSetup:
-    """One stream as every rank of it sees it, and what rank0 reads and shows it with."""
+    """One stream as every rank of it sees it. Sizes in pixels."""
 
-    rank: RankSetup
-    settings: StreamSettings
+    config: StreamConfig
+    environment: LaunchEnvironment
+    topology: Topology
+    model: ModelFolder
+    height: int
+    width: int
     recompute: Recompute
+    cache: CacheChoice
+    codec_sizes: CodecSizes
     geometry: ChunkGeometry
     cache_spec: KVCacheSpec
-    codec: VideoCodec
-    text_encoder: TextEncoder
+    """Of all ranks together; a generator rank holds its share of the heads."""
+    _encoded: dict[str, Conditioning] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        model: str | Path = EMBEDDED,
-        *,
-        topology: Topology,
-        config: RuntimeConfig,
-        seed: int = 0,
-        height: int | None = None,
-        width: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        kv_cache_attention_bias: float = 1.0,
-        kv_cache: str | None = None,
-        recompute: str | None = None,
-        past: Past = own_past,
-    ) -> Self:
-        """Read the model folder and settle what was left open; the arguments are a session's.
+    def of(cls, config: StreamConfig, environment: LaunchEnvironment | None = None) -> Self:
+        """Read the model folder and settle what `config` left open.
 
         Raises:
-            UserInputError: an argument cannot be used; the sentence says what to change.
+            UserInputError: a setting cannot be used with this model or plan; the sentence says
+                what to change.
         """
-        folder = ModelFolder.open(model)
-        recipe = folder.recipe
-        check_degree(folder.config, topology.tp_degree)
-        chosen = choose_recompute(recipe, recompute, every=config.kv_cache_recompute_every)
-        cache = CacheChoice.named(kv_cache or config.kv_cache or CacheKind.RING)
+        environment = environment or LaunchEnvironment.from_environment()
+        model = ModelFolder.open(config.model.folder)
+        recipe, topology = model.recipe, topology_of(config, environment)
+        check_degree(model.config, topology.tp_degree)
+        _check_fallback(config, model)
+        recompute = choose_recompute(
+            recipe, config.cache.recompute, every=config.cache.kv_cache_recompute_every
+        )
+        cache = CacheChoice.named(config.cache.kv_cache)
         recipe.check_cache(cache)
-        codec, text_encoder = folder.codec(), folder.text_encoder()
-        geometry = folder.geometry(dtype=dtype)
-        height = recipe.default_height if height is None else height
-        width = recipe.default_width if width is None else width
+        dtype = TORCH_DTYPES[config.model.dtype]
+        if not dtype.is_floating_point:
+            raise UserInputError(f"dtype {config.model.dtype} is no float; choose float32")
+        geometry = model.geometry(dtype=dtype)
+        height = recipe.default_height if config.model.height is None else config.model.height
+        width = recipe.default_width if config.model.width is None else config.model.width
         _check_size(height=height, width=width, multiple=geometry.pixel_multiple)
-        _check_numbers(seed=seed, kv_cache_attention_bias=kv_cache_attention_bias)
-        rank = RankSetup(
-            model=folder,
-            topology=topology,
+        setup = cls(
             config=config,
-            dtype=dtype,
+            environment=environment,
+            topology=topology,
+            model=model,
             height=height,
             width=width,
-            recompute_every=chosen.every,
-            recompute_anchor=str(chosen.anchor),
+            recompute=recompute,
             cache=cache,
-            past=past,
-        )
-        settings = StreamSettings(
-            plan_id=topology.plan_id,
-            recipe=recipe,
-            height=height,
-            width=width,
-            base_seed=seed,
-            kv_cache_attention_bias=kv_cache_attention_bias,
-            recompute_every=chosen.every,
-            bring_up=config.bring_up,
-        )
-        try:
-            cache_spec = rank.cache_spec(geometry)
-        except UserInputError as error:
-            raise UserInputError(f"--kv-cache {cache}: {error}") from None
-        return cls(
-            rank=rank,
-            settings=settings,
-            recompute=chosen,
+            codec_sizes=model.codec_sizes(),
             geometry=geometry,
-            cache_spec=cache_spec,
-            codec=codec,
-            text_encoder=text_encoder,
+            cache_spec=_cache_spec(model, geometry, cache, height=height, width=width),
         )
+        setup._load_parts()
+        return setup
 
     @property
     def recipe(self) -> Recipe:
         """The model's."""
-        return self.settings.recipe
+        return self.model.recipe
 
-    def memory(self) -> ContextMemory:
-        """Empty, for the context of this stream."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, cache and latents."""
+        return TORCH_DTYPES[self.config.model.dtype]
+
+    @property
+    def device(self) -> torch.device:
+        """Of this rank."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.environment.local_rank)
+        return torch.device("cpu")
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """The attention backend in effect: the one asked for, or the device's default."""
+        default = default_backend(self.device, self.dtype)
+        return backend_named(self.config.mesh.attention_backend or default)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether this rank decodes frames: rank0, and in `tp_v0` every rank."""
+        return self.environment.rank == 0 or self.topology.plan_id is PlanId.TP_V0
+
+    @cached_property
+    def codec(self) -> VideoCodec:
+        """Of a rank that decodes; no other loads it."""
+        return self.model.codec()
+
+    @cached_property
+    def text_encoder(self) -> TextEncoder:
+        """Of rank0; no other loads it."""
+        return self.model.text_encoder()
+
+    def _load_parts(self) -> None:
+        """What this rank will need of the model beside its generator. Raises `UserInputError`."""
+        if self.decodes:
+            _ = self.codec
+        if self.environment.rank == 0:
+            _ = self.text_encoder
+
+    @property
+    def num_tail_frames(self) -> int:
+        """Latent frames that rebuild the decoder and the context of a resumed stream."""
+        return self.codec_sizes.decoder_context_frames + self.recipe.context_frames
+
+    @cached_property
+    def model_fingerprint(self) -> str:
+        """Of all files of the model."""
+        return self.model.fingerprint(self.dtype)
+
+    @property
+    def settings(self) -> StreamSettings:
+        """What the planner puts into every envelope."""
+        return StreamSettings(
+            plan_id=self.topology.plan_id,
+            recipe=self.recipe,
+            height=self.height,
+            width=self.width,
+            base_seed=self.config.sampling.seed,
+            kv_cache_attention_bias=self.config.cache.kv_cache_attention_bias,
+            recompute_every=self.recompute.every,
+            bring_up=self.config.mesh.bring_up,
+        )
+
+    def conditioning(self, prompt: str) -> Conditioning:
+        """`prompt` and its embeddings, encoded once.
+
+        Raises:
+            UserInputError: the text encoder cannot read it.
+        """
+        if prompt not in self._encoded:
+            while len(self._encoded) >= _MOST_PROMPTS:
+                del self._encoded[next(iter(self._encoded))]
+            self._encoded[prompt] = Conditioning(prompt, self.text_encoder([prompt]))
+        return self._encoded[prompt]
+
+    def context_memory(self) -> ContextMemory:
+        """Empty, for the context of this stream; for ranks that decode."""
         return ContextMemory(
             self.recipe,
             anchor=self.recompute.anchor,
             encode_anchor=anchor_encoder(self.codec),
-            first_latent_frames=self.codec.first_latent_frames,
-            temporal_stride=self.codec.temporal_stride,
+            first_latent_frames=self.codec_sizes.first_latent_frames,
+            temporal_stride=self.codec_sizes.temporal_stride,
         )
 
-    def identity(self) -> dict[str, str | int | float]:
-        """What must be the same for a stream to go on; plan and TP degree may differ."""
-        rank, settings = self.rank, self.settings
+    def parity_keys(self) -> ParityKeys:
+        """What this rank would do; where the environment contradicts it, what that asks for."""
+        mesh, plan = self.config.mesh, self.topology.plan_id
+        asked, pipelined = mesh.environment_plan, mesh.environment_pipelined
+        return ParityKeys(
+            plan_id=plan if asked is None else plan_named(asked),
+            pp_enabled=self.topology.pipelined if pipelined is None else pipelined,
+            kv_cache_recompute_every=self.recompute.every,
+            kv_bias_backend=self.backend.name,
+            kv_cache=str(self.cache),
+            recompute_anchor=str(self.recompute.anchor),
+            tp_allow_compile=mesh.allow_compile,
+            digest_every=mesh.digest_every,
+            input_digest=mesh.input_digest,
+            heartbeat_timeout_s=mesh.heartbeat_timeout_s,
+            slow_rank_factor=mesh.slow_rank_factor,
+            dtype=self.config.model.dtype,
+            torch_version=str(torch.__version__),
+            package_version=__version__,
+            model_fingerprint=self.model_fingerprint,
+            world_layout=f"{plan} tp={self.topology.tp_degree} {self.height}x{self.width}",
+        )
+
+    def check_environment(self) -> None:
+        """Refuse environment variables that ask for another plan than the configuration does.
+
+        Raises:
+            UserInputError: naming the variable.
+        """
+        mesh, plan = self.config.mesh, self.topology.plan_id
+        if mesh.environment_plan not in (None, plan):
+            raise UserInputError(
+                f"SCOPE_TP_PLAN is {mesh.environment_plan!r}, the plan is {plan}; unset the "
+                "variable"
+            )
+        if mesh.environment_pipelined not in (None, self.topology.pipelined):
+            raise UserInputError(f"SCOPE_PP_ENABLED contradicts plan {plan}; unset the variable")
+        if mesh.allow_compile:
+            raise UserInputError("SCOPE_TP_ALLOW_COMPILE is not supported yet; unset it")
+
+    def identity(self) -> Mapping[str, str]:
+        """What must be the same for a stream to be resumed; plan and TP degree may differ."""
         return {
-            "model": rank.model.fingerprint(),
-            "seed": settings.base_seed,
-            "height": settings.height,
-            "width": settings.width,
-            "dtype": str(rank.dtype),
-            "kv_cache_attention_bias": settings.kv_cache_attention_bias,
-            "recompute_every": settings.recompute_every,
-            "recompute_anchor": rank.recompute_anchor,
-            "kv_cache": str(rank.cache),
+            "model": self.model_fingerprint,
+            "seed": str(self.config.sampling.seed),
+            "height": str(self.height),
+            "width": str(self.width),
+            "dtype": str(self.config.model.dtype),
+            "kv_cache_attention_bias": repr(self.config.cache.kv_cache_attention_bias),
+            "recompute_every": str(self.recompute.every),
+            "recompute_anchor": str(self.recompute.anchor),
+            "kv_cache": str(self.cache),
         }
 
-    def opened(self, *, model: str, resumed_at_chunk: int | None) -> Opened:
-        """The first record of a recording; `model` as the user named it."""
-        rank, settings = self.rank, self.settings
+    def opened(self, *, resumed_at_chunk: int | None) -> Opened:
+        """The first record of this process in the stream's log."""
         return Opened(
             at_s=time.time(),
             package_version=__version__,
             torch_version=str(torch.__version__),
-            model=model,
-            model_fingerprint=rank.model.fingerprint(),
-            plan_id=settings.plan_id,
-            tp_degree=rank.topology.tp_degree,
-            height=settings.height,
-            width=settings.width,
-            dtype=NAMES[rank.dtype],
-            base_seed=settings.base_seed,
-            kv_cache_attention_bias=settings.kv_cache_attention_bias,
-            backend=rank.backend.name,
-            kv_cache_recompute_every=settings.recompute_every,
-            recompute_anchor=rank.recompute_anchor,
-            kv_cache=str(rank.cache),
-            frames_per_block=settings.recipe.frames_per_block,
-            fps=settings.recipe.fps,
+            model=self.config.model.folder,
+            model_fingerprint=self.model_fingerprint,
+            plan_id=self.topology.plan_id,
+            tp_degree=self.topology.tp_degree,
+            height=self.height,
+            width=self.width,
+            dtype=self.config.model.dtype,
+            base_seed=self.config.sampling.seed,
+            kv_cache_attention_bias=self.config.cache.kv_cache_attention_bias,
+            backend=self.backend.name,
+            kv_cache_recompute_every=self.recompute.every,
+            recompute_anchor=str(self.recompute.anchor),
+            kv_cache=str(self.cache),
+            frames_per_block=self.recipe.frames_per_block,
+            fps=self.recipe.fps,
             resumed_at_chunk=NOT_RESUMED if resumed_at_chunk is None else resumed_at_chunk,
         )
+
+
+def topology_of(config: StreamConfig, environment: LaunchEnvironment) -> Topology:
+    """The topology of this start: after a loss it has the fallback degree, if there is one.
+
+    A launcher that starts as many ranks as ever knows no other degree.
+
+    Raises:
+        UserInputError: plan and degree do not fit.
+    """
+    first = Topology.of(config.mesh.plan, config.mesh.tp)
+    if config.recovery.fallback_tp is None or environment.attempt == 0:
+        return first
+    fallback = Topology.of(config.mesh.plan, config.recovery.fallback_tp)
+    if environment.launched and fallback.world_size != environment.world_size:
+        return first
+    return fallback
+
+
+def _check_fallback(config: StreamConfig, model: ModelFolder) -> None:
+    degree = config.recovery.fallback_tp
+    if degree is None:
+        return
+    if config.mesh.plan is PlanId.SINGLE:
+        raise UserInputError(
+            f"fallback_tp is {degree}, and plan single runs on one rank; leave it out"
+        )
+    check_degree(model.config, Topology.of(config.mesh.plan, degree).tp_degree)
 
 
 def _check_size(*, height: int, width: int, multiple: int) -> None:
@@ -169,16 +300,28 @@ def _check_size(*, height: int, width: int, multiple: int) -> None:
     for name, pixels in (("height", height), ("width", width)):
         if pixels < multiple or pixels % multiple:
             raise UserInputError(
-                f"--{name} {pixels} is not a positive multiple of {multiple}; "
+                f"{name} {pixels} is not a positive multiple of {multiple}; "
                 f"try {max(multiple, pixels // multiple * multiple)}"
             )
 
 
-def _check_numbers(*, seed: int, kv_cache_attention_bias: float) -> None:
-    if not 0 <= seed < 2**63:
-        raise UserInputError(f"--seed {seed} is out of range; give a number from 0 to 2^63 - 1")
-    if not 0 < kv_cache_attention_bias <= 1:
-        raise UserInputError(
-            f"--kv-cache-attention-bias {kv_cache_attention_bias} is out of range; "
-            f"want 0 < bias <= 1"
+def _cache_spec(
+    model: ModelFolder, geometry: ChunkGeometry, cache: CacheChoice, *, height: int, width: int
+) -> KVCacheSpec:
+    _, _, _, rows, columns = geometry.latent_shape(height, width)
+    try:
+        return KVCacheSpec(
+            num_layers=model.config.num_layers,
+            num_heads=model.config.num_attention_heads,
+            head_dim=model.config.attention_head_dim,
+            frame_tokens=rows * columns // 4,
+            sink_frames=model.recipe.sink_frames,
+            window_frames=model.recipe.window_frames,
+            batch=geometry.batch,
+            dtype=geometry.dtype,
+            block_frames=model.recipe.frames_per_block,
+            kind=cache.kind,
+            codec=cache.codec,
         )
+    except UserInputError as error:
+        raise UserInputError(f"kv_cache {cache}: {error}") from None

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from scope_rt.config import VARIABLES, RuntimeConfig
+from scope_rt.config import StreamConfig, variables
 from scope_rt.environment_names import INTERNAL_VARIABLES, unknown_variables
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.main import main
 
@@ -28,10 +29,11 @@ class Noting(Mapping[str, str]):
 
 def test_the_known_variables_are_those_that_are_read() -> None:
     environ = Noting()
-    RuntimeConfig.from_environment(environ)
+    StreamConfig.load(environ=environ)
+    LaunchEnvironment.from_environment(environ)
     instruments_from_environment(environ)
     read = {name for name in environ.asked if name.startswith("SCOPE_")}
-    assert read == VARIABLES | INTERNAL_VARIABLES
+    assert read == variables().keys() | INTERNAL_VARIABLES
 
 
 def test_an_unknown_variable_is_given_with_the_nearest_known_one() -> None:
@@ -44,7 +46,7 @@ def test_an_unknown_variable_is_given_with_the_nearest_known_one() -> None:
         "SCOPED": "",
         "scope_kv_cache": "",
     }
-    assert unknown_variables(environ, VARIABLES) == {
+    assert unknown_variables(environ, variables()) == {
         "SCOPE_COLOUR": "",
         "SCOPE_HEARTBEAT_TIMEOUT": "SCOPE_HEARTBEAT_TIMEOUT_S",
         "SCOPE_KVCACHE": "SCOPE_KV_CACHE",

@@ -61,7 +61,7 @@ class CacheChoice:
 
 
 def _unknown(text: str, want: str) -> UserInputError:
-    return UserInputError(mismatch("--kv-cache (SCOPE_KV_CACHE)", got=text, want=want))
+    return UserInputError(mismatch("kv_cache (SCOPE_KV_CACHE)", got=text, want=want))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

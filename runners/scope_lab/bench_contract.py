@@ -1,4 +1,4 @@
-"""`scripts/bench_contract`: what do parity, digests, budget and recorder cost a stream?
+"""`scripts/bench_contract`: what do parity, digests, budget and stream log cost?
 
 Two answers from one run. The parts: each is called once for every chunk of running streams, at a
 moment when model and decoder have just emptied the caches, and its median is set against the median
@@ -23,11 +23,10 @@ from scope_contracts.errors import ScopeError
 from scope_lab.contract_chunk import PROMPT
 from scope_lab.contract_parts import Kind, Moment, Part, contract_parts
 from scope_lab.contract_ranks import RankCosts
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import MeshConfig, StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.heartbeat import BEATS_PER_BOUND
-from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
 from scope_runners.arguments import positive
 from scope_runners.break_it.detectors import Detector, checks_without
@@ -102,22 +101,22 @@ def measure(*, rounds: int, num_chunks: int, threads: int) -> ContractBenchmark:
     """Measure the embedded model in `rounds` of `num_chunks` chunks for each stream.
 
     Raises:
-        ScopeError: two ranks could not be measured, or the recording broke off.
+        ScopeError: two ranks could not be measured, or the stream's log broke off.
     """
     torch.set_num_threads(threads)
-    config, model = RuntimeConfig(), ModelFolder.open(EMBEDDED)
+    config = StreamConfig()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ranks = RankCosts.measured(folder)
-        with contract_parts(model, folder=folder, digest_every=config.digest_every) as parts:
-            bench = _Bench(parts, _sessions(model, config, folder / "armed.scope"))
+        with contract_parts(config, folder=folder) as parts:
+            bench = _Bench(parts, _sessions(config, folder / "armed.scope"))
             for _ in range(rounds):
                 bench.round(num_chunks)
             bench.close()
     cpu_s = [seconds for each in bench.arm_s[DISARMED] for seconds in each]
     chunk_s = min(statistics.median(bench.chunk_s), statistics.median(cpu_s))
     costs = [
-        *_two_rank_costs(ranks, config, chunk_s),
+        *_two_rank_costs(ranks, config.mesh, chunk_s),
         *(
             _cost(part.name, part.kind, part.moment, seconds, chunk_s)
             for part, seconds in zip(parts, bench.part_s, strict=True)
@@ -129,7 +128,7 @@ def measure(*, rounds: int, num_chunks: int, threads: int) -> ContractBenchmark:
     return ContractBenchmark(
         cores=available_cores(),
         threads=threads,
-        digest_every=config.digest_every,
+        digest_every=config.mesh.digest_every,
         rounds=rounds,
         chunks=num_chunks,
         chunk_ms=chunk_s * 1e3,
@@ -141,10 +140,10 @@ def measure(*, rounds: int, num_chunks: int, threads: int) -> ContractBenchmark:
     )
 
 
-def _two_rank_costs(ranks: RankCosts, config: RuntimeConfig, chunk_s: float) -> list[Cost]:
+def _two_rank_costs(ranks: RankCosts, mesh: MeshConfig, chunk_s: float) -> list[Cost]:
     """Every rank pays these."""
-    every = config.digest_every
-    beat_s = ranks.beat_s * chunk_s * BEATS_PER_BOUND / config.heartbeat_timeout_s
+    every = mesh.digest_every
+    beat_s = ranks.beat_s * chunk_s * BEATS_PER_BOUND / mesh.heartbeat_timeout_s
     beat = ("heartbeat, CPU time", Kind.ALWAYS)
     return [
         _cost(
@@ -159,14 +158,12 @@ def _two_rank_costs(ranks: RankCosts, config: RuntimeConfig, chunk_s: float) -> 
     ]
 
 
-def _sessions(
-    model: ModelFolder, config: RuntimeConfig, recording: Path
-) -> dict[str, StreamSession]:
+def _sessions(config: StreamConfig, log: Path) -> dict[str, StreamSession]:
     disarmed = Instruments(checks=checks_without(Detector))
     return {
-        ARMED: StreamSession(model.path, config=config, record=recording),
-        DISARMED: StreamSession(model.path, config=RuntimeConfig(), instruments=disarmed),
-        AGAIN: StreamSession(model.path, config=RuntimeConfig(), instruments=disarmed),
+        ARMED: StreamSession(config.with_settings(log=log, record_latents=True)),
+        DISARMED: StreamSession(config, instruments=disarmed),
+        AGAIN: StreamSession(config, instruments=disarmed),
     }
 
 
@@ -208,8 +205,8 @@ class _Bench:
                 seconds.append((_elapsed_s(part.work, part.clock) - without_s) / part.every)
 
     def close(self) -> None:
-        """Raises ScopeError if the armed stream was not recorded to its end."""
-        failure = self._sessions[ARMED].recording_failure
+        """Raises ScopeError if the armed stream was not logged to its end."""
+        failure = self._sessions[ARMED].log.failure
         for session in self._sessions.values():
             session.close()
         if failure is not None:
@@ -297,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     parser = CommandParser(
         prog="bench_contract",
-        description="What parity, digests, call budget and recorder cost a stream.",
+        description="What parity, digests, call budget and stream log cost a stream.",
         epilog=f"Exit code: 0 if they cost below {BUDGET_SHARE:.0%} of a chunk's time, 1 if above.",
     )
     parser.add_argument("--rounds", type=positive, default=5)

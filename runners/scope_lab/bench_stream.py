@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,21 +16,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scope_contracts.envelope import PlanId
 from scope_lab.stream_process import plan_speed
-from scope_rt.config import RuntimeConfig
-from scope_rt.control.context import ContextMemory, anchor_encoder
-from scope_rt.control.controller import Controller, Stages
-from scope_rt.control.inbox import Conditioning, Directive
-from scope_rt.control.planner import Planner, StreamSettings
-from scope_rt.control.recompute import RecomputeAnchor
-from scope_rt.control.recording import NullRecorder
+from scope_rt.config import StreamConfig
+from scope_rt.control.inbox import Directive
+from scope_rt.control.loop import StreamLoop
+from scope_rt.control.pipeline import Stages
+from scope_rt.control.planner import Planner
+from scope_rt.control.resume_point import NoResumePoints
 from scope_rt.instruments import Instruments
-from scope_rt.mesh.rank import Rank, RankSetup
-from scope_rt.mesh.topology import RUNNABLE, Topology
-from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_rt.mesh.rank import Rank
 from scope_rt.models.noise import SeededNoise
+from scope_rt.record.stream_log import NullLog
 from scope_rt.session import StreamSession
+from scope_rt.stream_setup import StreamSetup
+from scope_rt.topology import RUNNABLE
 from scope_rt.video.writer import VideoWriter
 from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
@@ -77,7 +76,7 @@ class Benchmark:
 
 @dataclass(slots=True)
 class _KeepLatents:
-    """Stands where the decoder does and only remembers what it was given."""
+    """In the place of a decoder: only remembers what it was given."""
 
     latents: list[Tensor] = field(default_factory=list)
 
@@ -88,24 +87,19 @@ class _KeepLatents:
     def reset(self) -> None:
         self.latents.clear()
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None: ...
-
 
 class Bench:
     """The parts of a stream, each measurable alone, over the same number of chunks."""
 
     def __init__(self, *, num_chunks: int, folder: Path) -> None:
         self._num_chunks, self._video = num_chunks, folder / "bench.mp4"
-        self._model = ModelFolder.open(EMBEDDED)
-        self.recipe = self._model.recipe
-        self._session = StreamSession(self._model.path)
-        self._codec = self._model.codec()
+        self._setup = StreamSetup.of(StreamConfig.load())
+        self.recipe = self._setup.recipe
+        self._session = StreamSession(self._setup)
+        self._codec = self._setup.codec
         self._decoder = self._codec.streaming_decoder()
         self._kept = _KeepLatents()
-        self._controller, self._text = self._generation()
+        self._loop = self._generation()
         self._frames: list[Frames] = []
         self.overheads: list[float] = []
 
@@ -124,10 +118,11 @@ class Bench:
         return num_frames / (time.perf_counter() - start_s)
 
     def generation(self) -> float:
-        self._controller.inbox.post(Directive(conditioning=self._text, hard_cut=True))
-        self._controller.begin()
+        text = self._setup.conditioning(PROMPT)
+        self._loop.inbox.post(Directive(conditioning=text, hard_cut=True))
+        self._loop.begin()
         start_s = time.perf_counter()
-        for _ in self._controller.run(self._num_chunks):
+        for _ in self._loop.run(self._num_chunks):
             pass
         elapsed_s = time.perf_counter() - start_s
         frames_per_chunk = self._codec.temporal_stride * self.recipe.frames_per_block
@@ -161,45 +156,29 @@ class Bench:
             self._video, width=recipe.default_width, height=recipe.default_height, fps=recipe.fps
         )
 
-    def _generation(self) -> tuple[Controller, Conditioning]:
-        """A controller whose chunks are never decoded."""
-        text, recipe = self._model.text_encoder(), self.recipe
-        geometry = self._model.geometry(dtype=torch.float32)
-        setup = RankSetup(
-            model=self._model,
-            topology=Topology(plan_id=PlanId.SINGLE, tp_degree=1),
-            config=RuntimeConfig(),
-            dtype=torch.float32,
-            height=recipe.default_height,
-            width=recipe.default_width,
-        )
-        settings = StreamSettings(
-            plan_id=PlanId.SINGLE,
-            recipe=recipe,
-            height=recipe.default_height,
-            width=recipe.default_width,
-            base_seed=0,
-        )
-        rank = Rank(setup, geometry, instruments=Instruments())
+    def _generation(self) -> StreamLoop:
+        """A loop whose chunks are never decoded."""
+        setup, instruments = self._setup, Instruments()
+        rank = Rank(setup, instruments=instruments)
         rank.start()
         stages = Stages(
             mesh=rank.port(),
-            decoder=self._kept,
-            memory=ContextMemory(
-                recipe,
-                anchor=RecomputeAnchor.LATENT,
-                encode_anchor=anchor_encoder(self._codec),
-                first_latent_frames=self._codec.first_latent_frames,
-                temporal_stride=self._codec.temporal_stride,
-            ),
+            context=setup.context_memory(),
             noise=SeededNoise(),
-            geometry=geometry,
-            cache=setup.cache_spec(geometry),
+            geometry=setup.geometry,
+            cache=setup.cache_spec,
         )
-        controller = Controller(
-            Planner(settings=settings), stages, max_in_flight=1, recorder=NullRecorder()
+        return StreamLoop(
+            Planner(settings=setup.settings),
+            stages,
+            self._kept,
+            max_in_flight=setup.topology.max_in_flight,
+            num_tail_frames=setup.num_tail_frames,
+            log=NullLog(),
+            record_latents=False,
+            resume_points=NoResumePoints(),
+            instruments=instruments,
         )
-        return controller, Conditioning(PROMPT, text([PROMPT]))
 
 
 def measure(

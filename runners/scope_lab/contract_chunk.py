@@ -8,20 +8,16 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import LATENTS_OUT, STATE_DIGEST, PPEnvelope, PPResult
-from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Opened, Planned
 from scope_contracts.parity import ScalarDigest
-from scope_rt.control.chunk import Arrived, Chunk
-from scope_rt.control.context import ContextMemory, anchor_encoder
-from scope_rt.control.inbox import Conditioning
-from scope_rt.control.planner import Planner, StreamSettings
-from scope_rt.control.position import Position
-from scope_rt.control.recompute import RecomputeAnchor
-from scope_rt.models.loading import ModelFolder
-from scope_rt.record.snapshot import StreamState
+from scope_rt.config import StreamConfig
+from scope_rt.control.chunk import Chunk
+from scope_rt.control.resume_point import ResumePoint
+from scope_rt.record.snapshot_store import SnapshotHeader, SnapshotStore
 from scope_rt.session import StreamSession
+from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import empty, specs_of
 
 PROMPT = "a red circle and a blue square, medium, on navy"
@@ -29,8 +25,9 @@ PROMPT = "a red circle and a blue square, medium, on navy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyChunk:
-    """The third chunk of a stream; `lifecycle` stands before it, `state` behind it."""
+    """The third chunk of a stream; `lifecycle` is as before it, `resume_point` as after it."""
 
+    setup: StreamSetup
     opened: Opened
     envelope: PPEnvelope
     tensors: dict[str, Tensor]
@@ -39,34 +36,30 @@ class SteadyChunk:
     answer: dict[str, Tensor]
     lifecycle: Lifecycle
     indices: CacheIndices
-    geometry: ChunkGeometry
-    state: StreamState
+    header: SnapshotHeader
+    resume_point: ResumePoint
 
     @classmethod
-    def of(cls, model: ModelFolder, folder: Path) -> "SteadyChunk":
-        """Stream three chunks of `model`, with files in `folder`."""
-        recording = folder / "steady.scope"
-        with StreamSession(model.path, record=recording) as session:
+    def of(cls, config: StreamConfig, folder: Path) -> "SteadyChunk":
+        """Stream three chunks of `config`, with files in `folder`."""
+        log, snapshot = folder / "steady.scope", folder / "steady.snapshot"
+        with StreamSession(config.with_settings(log=log, snapshot=snapshot)) as session:
             chunks = list(session.stream(PROMPT, num_chunks=3))
-        with open(recording, "rb") as file:
+        saved = SnapshotStore(snapshot).load(ResumePoint)
+        assert saved is not None, "every chunk saves one"
+        header, resume_point = saved
+        with open(log, "rb") as file:
             records = [entry.record for entry in LogReader(file)]
         opened = next(record for record in records if isinstance(record, Opened))
         envelope = [r.envelope for r in records if isinstance(r, Planned)][-1]
-        latents = chunks[-1].latents[None]
-        arrived = Arrived(
-            envelope=envelope,
-            prompt=PROMPT,
-            latents=latents,
-            generator_calls=envelope.expected_generator_calls,
-            stage_ms=chunks[-1].stage_ms,
-        )
         indices = CacheIndices(global_end_index=96, local_end_index=96)
         digest = ScalarDigest.of(envelope, indices).hash()
         answer = {
-            LATENTS_OUT: latents,
+            LATENTS_OUT: chunks[-1].latents[None],
             STATE_DIGEST: torch.frombuffer(bytearray(digest), dtype=torch.uint8),
         }
         return cls(
+            setup=session.setup,
             opened=opened,
             envelope=envelope,
             tensors={spec.name: empty(spec).zero_() for spec in envelope.tensors},
@@ -80,48 +73,15 @@ class SteadyChunk:
                 stage_ms=(("generate", 100.0),),
             ),
             answer=answer,
-            lifecycle=_before(envelope, model.recipe.frames_per_block),
+            lifecycle=_before(envelope, session.setup.recipe.frames_per_block),
             indices=indices,
-            geometry=model.geometry(dtype=torch.float32),
-            state=_saved_state(model, opened, arrived),
+            header=header,
+            resume_point=resume_point,
         )
 
 
-def _saved_state(model: ModelFolder, opened: Opened, last: Arrived) -> StreamState:
-    """What rank0 saves when `last`, the third chunk, is not yet held by its consumer."""
-    settings = StreamSettings(
-        plan_id=opened.plan_id,
-        recipe=model.recipe,
-        height=opened.height,
-        width=opened.width,
-        base_seed=opened.base_seed,
-    )
-    codec = model.codec()
-    decoder = codec.streaming_decoder()
-    decoder.decode(last.latents)
-    memory = ContextMemory(
-        model.recipe,
-        anchor=RecomputeAnchor.LATENT,
-        encode_anchor=anchor_encoder(codec),
-        first_latent_frames=codec.first_latent_frames,
-        temporal_stride=codec.temporal_stride,
-    )
-    for _ in range(3):
-        memory.remember_latents(last.latents)
-    text = Conditioning(last.prompt, model.text_encoder()([last.prompt]))
-    return StreamState(
-        position=Position(planner=Planner(settings=settings), text=text),
-        coming=(),
-        num_held=2,
-        unheld=(last,),
-        decoder=decoder.state(),
-        decoder_after=decoder.state(),
-        memory=memory.state(),
-    )
-
-
 def _before(envelope: PPEnvelope, frames_per_block: int) -> Lifecycle:
-    """Where a rank stands that is about to enter a steady chunk."""
+    """The lifecycle of a rank that is about to enter a steady chunk."""
     position = StreamPosition(
         call_id=envelope.call_id - 1,
         chunk_index=envelope.chunk_index - 1,

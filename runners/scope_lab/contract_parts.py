@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,13 +23,15 @@ from scope_contracts.preflight import preflight
 from scope_contracts.weights import check_unchanged
 from scope_lab.contract_chunk import SteadyChunk
 from scope_rt.collectives import SoloCollectives
+from scope_rt.config import StreamConfig
+from scope_rt.control.log_entries import finished_record, planned_record, raw
+from scope_rt.control.resume_point import ResumePoint
 from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import Transfers, Work
 from scope_rt.models.fingerprint import Fingerprint
-from scope_rt.models.loading import ModelFolder
-from scope_rt.record.recorder import Recorder
-from scope_rt.record.snapshot import Checkpoint
+from scope_rt.record.snapshot_store import SnapshotStore
+from scope_rt.record.stream_log import StreamLog
 from scope_rt.tensors import specs_by_name
 
 _NEVER = 2**31
@@ -46,7 +48,7 @@ class Moment(StrEnum):
 class Kind(StrEnum):
     """What a part is for."""
 
-    BUDGETED = "parity, digests, budget, recorder"
+    BUDGETED = "parity, digests, budget, stream log"
     """These together have a budget."""
     ALWAYS = "and envelope checks, heartbeat"
     """Every stream pays for these too."""
@@ -68,24 +70,25 @@ class Part:
 
 
 @contextmanager
-def contract_parts(model: ModelFolder, *, folder: Path, digest_every: int) -> Iterator[list[Part]]:
-    """The parts of a stream of `model`, in the order of their turns; `folder` is for files."""
-    steady = SteadyChunk.of(model, folder)
-    with closing(Recorder(folder / "parts.scope", steady.opened)) as recorder:
+def contract_parts(config: StreamConfig, *, folder: Path) -> Iterator[list[Part]]:
+    """The parts of a stream of `config`, in the order of their turns; `folder` is for files."""
+    steady = SteadyChunk.of(config, folder)
+    with closing(StreamLog(folder / "parts.scope", record_latents=True)) as log:
+        log.append(steady.opened)
         yield [
-            *_planned(steady, recorder),
+            *_planned(steady, log),
             *_run(steady),
-            *_peer_check(model, steady, digest_every),
-            *_arrived(steady, recorder, folder),
+            *_peer_check(steady),
+            *_arrived(steady, log, folder),
         ]
 
 
-def _planned(steady: SteadyChunk, recorder: Recorder) -> list[Part]:
+def _planned(steady: SteadyChunk, log: StreamLog) -> list[Part]:
     envelope, lifecycle = steady.envelope, steady.lifecycle
     moment, calls = Moment.PLANNED, envelope.expected_generator_calls
 
     def check() -> None:
-        preflight(envelope, specs_by_name(steady.tensors), steady.geometry)
+        preflight(envelope, specs_by_name(steady.tensors), steady.setup.geometry)
 
     return [
         Part(name="preflight", moment=moment, kind=Kind.ALWAYS, work=check),
@@ -96,9 +99,9 @@ def _planned(steady: SteadyChunk, recorder: Recorder) -> list[Part]:
             work=lambda: lifecycle.enter(envelope).commit(calls),
         ),
         Part(
-            name="recorder, envelope",
+            name="stream log, envelope",
             moment=moment,
-            work=lambda: recorder.planned(envelope),
+            work=lambda: log.append(planned_record(envelope)),
         ),
         Part(name="state digest", moment=moment, work=lambda: _digest(steady)),
     ]
@@ -109,7 +112,8 @@ def _run(steady: SteadyChunk) -> list[Part]:
     moment, calls = Moment.RUN, envelope.expected_generator_calls
 
     def check() -> None:
-        preflight(envelope, {spec.name: spec for spec in envelope.tensors}, steady.geometry)
+        announced = {spec.name: spec for spec in envelope.tensors}
+        preflight(envelope, announced, steady.setup.geometry)
 
     def live() -> None:
         lifecycle.enter(envelope)  # to admit it, and again to run it
@@ -128,10 +132,12 @@ def _run(steady: SteadyChunk) -> list[Part]:
     ]
 
 
-def _peer_check(model: ModelFolder, steady: SteadyChunk, every: int) -> list[Part]:
+def _peer_check(steady: SteadyChunk) -> list[Part]:
     """A chunk in which no comparison is due, and the check of all weights, on one rank."""
-    transformer = model.transformer(
-        SoloCollectives(), dtype=torch.float32, device=torch.device("cpu")
+    setup = steady.setup
+    every = setup.config.mesh.digest_every
+    transformer = setup.model.transformer(
+        SoloCollectives(), dtype=setup.dtype, device=torch.device("cpu")
     )
     fingerprint = Fingerprint(transformer)
     check = PeerCheck(
@@ -160,8 +166,8 @@ def _peer_check(model: ModelFolder, steady: SteadyChunk, every: int) -> list[Par
     ]
 
 
-def _arrived(steady: SteadyChunk, recorder: Recorder, folder: Path) -> list[Part]:
-    checkpoint = Checkpoint(folder / "parts.checkpoint", {"model": steady.opened.model})
+def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
+    snapshot = SnapshotStore(folder / "parts.snapshot")
     moment, planned = Moment.ARRIVED, _digest(steady)
 
     def check() -> None:
@@ -172,15 +178,18 @@ def _arrived(steady: SteadyChunk, recorder: Recorder, folder: Path) -> list[Part
     return [
         Part(name="answer and state digest", moment=moment, work=check),
         Part(
-            name="recorder, latents",
+            name="stream log, latents",
             moment=moment,
-            work=lambda: recorder.finished(steady.chunk),
+            work=lambda: log.append(
+                finished_record(steady.chunk, with_latents=True), blob=raw(steady.chunk.latents)
+            ),
         ),
         Part(
-            name="checkpoint",
+            name="snapshot",
             moment=moment,
             kind=Kind.ON_REQUEST,
-            work=lambda: checkpoint.save(steady.state),
+            work=lambda: snapshot.save(steady.header, _next_point(steady)),
+            without=lambda: _next_point(steady),
         ),
         Part(
             name="SCOPE_TP_INPUT_DIGEST=1",
@@ -190,6 +199,14 @@ def _arrived(steady: SteadyChunk, recorder: Recorder, folder: Path) -> list[Part
             without=lambda: _converse(steady, with_digests=False),
         ),
     ]
+
+
+def _next_point(steady: SteadyChunk) -> ResumePoint:
+    """With new latents of the last chunk: those that were saved before are not written again."""
+    point = steady.resume_point
+    *before, last = point.tail.chunks
+    chunks = (*before, replace(last, latents=torch.randn_like(last.latents)))
+    return replace(point, tail=replace(point.tail, chunks=chunks))
 
 
 def _digest(steady: SteadyChunk) -> bytes:

@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
@@ -17,12 +17,13 @@ from torch import nn
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError
 from scope_contracts.parity import ScalarDigest
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.heartbeat import BEATS_PER_BOUND, Heartbeat
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import join_world
-from scope_rt.mesh.topology import Topology
 from scope_rt.models.fingerprint import Fingerprint
+from scope_rt.topology import Topology
 from scope_runners.guarded import guarded
 from scope_runners.launcher import launch
 
@@ -74,13 +75,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measure(path: Path) -> int:
-    config = replace(RuntimeConfig.from_environment(), heartbeat_timeout_s=_BOUND_S)
-    world = join_world(config)
+    environment = LaunchEnvironment.from_environment()
+    world = join_world(environment, StreamConfig.load(heartbeat_timeout_s=_BOUND_S).mesh)
     groups = world.build_groups(TOPOLOGY)
     assert groups.digests is not None, "two generator ranks compare digests"
     check = PeerCheck(
         ranks=TOPOLOGY.generator_ranks,
-        rank=config.rank,
+        rank=environment.rank,
         every=1,
         gather=groups.digests.gather,
         fingerprint=Fingerprint(nn.Identity()),
@@ -89,7 +90,7 @@ def _measure(path: Path) -> int:
     beat_s = _beat_s(world.heartbeat)
     costs = RankCosts(compare_s=_compare_s(check), beat_s=beat_s)
     world.exchange(b"done")  # neither leaves while the other still measures
-    if config.rank == 0:
+    if environment.rank == 0:
         path.write_text(json.dumps(asdict(costs)))
     world.leave()
     return 0

@@ -22,24 +22,28 @@ from scope_contracts.lifecycle import Lifecycle
 from scope_lab.reference_rollout import BlankDecoder, RecordedAnchors, Recording
 from scope_rt.attention.backend import backend_named
 from scope_rt.collectives import Collectives, SoloCollectives
-from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
+from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
 from scope_rt.control.context import ContextMemory
-from scope_rt.control.controller import Controller, MeshPort, Stages
 from scope_rt.control.inbox import Conditioning, Directive
+from scope_rt.control.loop import StreamLoop
+from scope_rt.control.pipeline import MeshPort, Stages
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.recompute import RecomputeAnchor
-from scope_rt.control.recording import NullRecorder
+from scope_rt.control.resume_point import NoResumePoints
 from scope_rt.faults import NoFaults
+from scope_rt.instruments import Instruments
 from scope_rt.kv_cache.factory import open_frame_cache
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import join_world
-from scope_rt.mesh.topology import Topology
 from scope_rt.mesh.worker import LocalMesh, RemoteMesh, Worker, serve_leader
 from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import build_transformer
 from scope_rt.models.original_names import to_diffusers
+from scope_rt.record.stream_log import NullLog
+from scope_rt.topology import Topology
 from scope_runners.command_parser import CommandParser
 from scope_runners.guarded import guarded
 from scope_runners.launcher import launch
@@ -154,8 +158,7 @@ def drive(recording: Recording, mesh: MeshPort, plan_id: PlanId) -> Rollout:
 
     stages = Stages(
         mesh=mesh,
-        decoder=BlankDecoder(frames_per_latent=4),
-        memory=Watched(
+        context=Watched(
             recipe,
             anchor=RecomputeAnchor.DECODED,
             encode_anchor=RecordedAnchors(list(tensors.get("anchors", torch.empty(0)))[2:]),
@@ -174,7 +177,17 @@ def drive(recording: Recording, mesh: MeshPort, plan_id: PlanId) -> Rollout:
         base_seed=0,
         recompute_every=RECOMPUTE_NEVER if recipe.clean_pass else 1,
     )
-    loop = Controller(Planner(settings=settings), stages, max_in_flight=1, recorder=NullRecorder())
+    loop = StreamLoop(
+        Planner(settings=settings),
+        stages,
+        BlankDecoder(frames_per_latent=4),
+        max_in_flight=1,
+        num_tail_frames=0,
+        log=NullLog(),
+        record_latents=False,
+        resume_points=NoResumePoints(),
+        instruments=Instruments(),
+    )
     loop.inbox.post(Directive(conditioning=Conditioning("recorded", tensors["text_embeds"])))
     chunks = [chunk.latents for chunk in loop.run(len(recording.noise().start))]
     loop.close()
@@ -195,15 +208,15 @@ def replay(recording: Recording, group: Collectives | None = None) -> ParityRepo
     return report(recording, seen, mesh.calls, mesh.cache_diff())
 
 
-def replay_on_ranks(recording: Recording, config: RuntimeConfig) -> ParityReport:
+def replay_on_ranks(recording: Recording, environment: LaunchEnvironment) -> ParityReport:
     """The same in `pp0`: rank0 plans, rank 1 generates; both end with the report."""
     topology = Topology(plan_id=PlanId.PP0, tp_degree=1)
-    topology.check_world_size(config.world_size)
-    world = join_world(config)
+    topology.check_world_size(environment.world_size)
+    world = join_world(environment, StreamConfig.load().mesh)
     try:
         groups = world.build_groups(topology)
         assert groups.link is not None, "both ranks of pp0 with one generator rank are on the link"
-        if config.rank == 0:
+        if environment.rank == 0:
             link = PeerLink(groups.link, peer=1)
             seen = drive(recording, RemoteMesh(link, recording.geometry()), PlanId.PP0)
             said = world.exchange(json.dumps([seen.max_abs_diff, seen.context_diff]).encode())
@@ -261,14 +274,14 @@ def _run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    recording, config = Recording(args.recording), RuntimeConfig.from_environment()
+    recording, environment = Recording(args.recording), LaunchEnvironment.from_environment()
     if args.plan == PlanId.SINGLE:
         result = replay(recording)
-    elif config.launched:
-        result = replay_on_ranks(recording, config)
+    elif environment.launched:
+        result = replay_on_ranks(recording, environment)
     else:
         return launch("scope_lab.parity", argv, num_ranks=2)
-    if config.rank == 0:
+    if environment.rank == 0:
         _print(result, as_json=args.json)
     return 0 if result.passed else 1
 

@@ -28,14 +28,14 @@ from scope_lab.recompute_report import Experiment, Row, Sample, Variant, table, 
 from scope_lab.stream_process import plan_speed
 from scope_lab.tiny.evaluate import FIRST_SEED, draw_trials
 from scope_lab.tiny.verdicts import SHORT_CHUNKS
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.recompute import RecomputeMode
-from scope_rt.mesh.topology import PIPELINED
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.recipe import CacheUpkeep, Recipe
 from scope_rt.session import StreamSession
 from scope_rt.text.words import parse
+from scope_rt.topology import PIPELINED
 from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
 from scope_runners.guarded import guarded
@@ -203,12 +203,10 @@ def _stream_in_turn(
 
 
 def _session(variant: Variant, folder: Path) -> StreamSession:
-    return StreamSession(
-        folder,
-        seed=FIRST_SEED,
-        recompute=variant.mode,
-        config=RuntimeConfig(kv_cache_recompute_every=variant.every),
+    config = StreamConfig.of(
+        folder, seed=FIRST_SEED, recompute=variant.mode, kv_cache_recompute_every=variant.every
     )
+    return StreamSession(config)
 
 
 def _plans_in_turn(

@@ -70,11 +70,6 @@ class BlankDecoder:
 
     def reset(self) -> None: ...
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore(self, state: object) -> None: ...
-
 
 class Recording:
     """The files of one recording, read and checked."""

@@ -11,18 +11,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import UserInputError
-from scope_rt.config import RuntimeConfig
 from scope_rt.control.recompute import RecomputeMode
 from scope_rt.control.transition import Interpolation, TransitionSpec
-from scope_rt.mesh.topology import Topology
-from scope_rt.models.recipe import Recipe
-from scope_rt.models.shards import check_degree
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.output_file import claim
 from scope_rt.session import ScheduledEvent
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.text.encoder import TextEncoder
 from scope_rt.video.writer import check_recordable
 from scope_runners.request import StreamRequest
 
@@ -39,25 +34,13 @@ class Timeline:
     """The events after the end: whoever goes on with the stream may make it longer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamJob:
-    """A request and what follows from it. Sizes in pixels."""
-
-    request: StreamRequest
-    topology: Topology
-    recipe: Recipe
-    cache: CacheChoice
-    timeline: Timeline
-    height: int
-    width: int
-
-
 @dataclass(frozen=True, slots=True)
 class OutputFiles:
     """The files of a stream, beside each other."""
 
     video: Path
     trace: Path | None
+    record: Path | None = None
 
     @property
     def contact_sheet(self) -> Path:
@@ -68,78 +51,71 @@ class OutputFiles:
         return self.video.with_suffix(".json")
 
     @property
-    def checkpoint(self) -> Path:
-        """Where rank0 saves the stream; there while it is not at its end."""
-        return self.video.with_name(f".{self.video.name}.checkpoint")
+    def snapshot(self) -> Path:
+        """The folder of rank0's resume point; there while the stream is not at its end."""
+        return self.video.with_name(f".{self.video.name}.snapshot")
+
+    @property
+    def hidden_log(self) -> Path:
+        """The stream's log where nobody asked to keep it; there as long as the snapshot."""
+        return self.video.with_name(f".{self.video.name}.log")
+
+    @property
+    def log(self) -> Path:
+        """Where the log of a new stream belongs."""
+        return self.hidden_log if self.record is None else self.record
 
     @property
     def journal(self) -> Path:
-        """What rank0 has shown so far; there as long as the checkpoint."""
+        """What rank0 has shown so far; there as long as the snapshot."""
         return self.video.with_name(f".{self.video.name}.journal")
 
 
-def prepare(request: StreamRequest, config: RuntimeConfig) -> StreamJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamJob:
+    """A request and what follows from it and its model."""
+
+    request: StreamRequest
+    setup: StreamSetup
+    timeline: Timeline
+    files: OutputFiles
+
+
+def prepare(request: StreamRequest, environment: LaunchEnvironment | None = None) -> StreamJob:
     """Check a request against its model; touches no other process and writes nothing.
 
     Raises:
-        UserInputError: the request cannot be met; the sentence names the flag to change.
+        UserInputError: the request cannot be met; the sentence names what to change.
     """
-    topology = _topology(request, config)
-    if request.recompute == RecomputeMode.R0 and not request.accept_quality_loss:
+    if request.config.cache.recompute == RecomputeMode.R0 and not request.accept_quality_loss:
         raise UserInputError(
             "--recompute r0 trades quality for speed; add --accept-quality-loss, or use r0a"
         )
-    setup = StreamSetup.of(
-        request.model,
-        topology=topology,
-        config=config,
-        seed=request.seed,
-        height=request.height,
-        width=request.width,
-        kv_cache_attention_bias=request.kv_cache_attention_bias,
-        kv_cache=request.kv_cache,
-        recompute=request.recompute,
+    files = OutputFiles(request.out, request.trace, request.record)
+    config = request.config.with_settings(
+        log=files.log, snapshot=files.snapshot, record_latents=request.record is not None
     )
-    _check_prompts(request, setup.text_encoder)
-    if request.fallback_tp is not None:
-        fallback = Topology(plan_id=request.plan, tp_degree=request.fallback_tp)
-        check_degree(setup.rank.model.config, fallback.tp_degree)
+    setup = StreamSetup.of(config, environment)
+    if setup.environment.rank == 0:
+        _check_prompts(request, setup)
     recipe = setup.recipe
     return StreamJob(
         request=request,
-        topology=topology,
-        recipe=recipe,
-        cache=setup.rank.cache,
+        setup=setup,
         timeline=place_events(
             request,
             fps=recipe.fps,
-            frames_per_chunk=setup.codec.temporal_stride * recipe.frames_per_block,
+            frames_per_chunk=setup.codec_sizes.temporal_stride * recipe.frames_per_block,
         ),
-        height=setup.settings.height,
-        width=setup.settings.width,
+        files=files,
     )
-
-
-def degree_of(request: StreamRequest, attempt: int) -> int:
-    """The TP degree of an attempt: after a loss it may be another."""
-    if attempt > 0 and request.fallback_tp is not None:
-        return request.fallback_tp
-    return request.tp_degree
-
-
-def _topology(request: StreamRequest, config: RuntimeConfig) -> Topology:
-    """The topology of this attempt; a launcher that starts as many ranks as ever knows no other."""
-    topology = Topology(plan_id=request.plan, tp_degree=degree_of(request, config.attempt))
-    if config.launched and topology.world_size != config.world_size:
-        return Topology(plan_id=request.plan, tp_degree=request.tp_degree)
-    return topology
 
 
 def transition_of(request: StreamRequest) -> TransitionSpec | None:
     """How new prompts come in; None is at once."""
     if request.transition == 0:
         return None
-    resting = request.kv_cache_attention_bias
+    resting = request.config.cache.kv_cache_attention_bias
     return TransitionSpec(
         num_chunks=request.transition,
         method=Interpolation(request.transition_method),
@@ -180,25 +156,24 @@ def place_events(request: StreamRequest, *, fps: int, frames_per_chunk: int) -> 
     )
 
 
-def check_outputs(job: StreamJob) -> OutputFiles:
-    """The files the stream will write, each of which can be written; leaves none behind.
+def check_outputs(job: StreamJob) -> None:
+    """Refuse files that the stream could not write; leaves none behind.
 
     Raises:
         UserInputError: a name, folder or picture size cannot be used.
     """
-    files = OutputFiles(job.request.out, job.request.trace)
+    files, setup = job.files, job.setup
     if files.trace is not None and files.trace.resolve() == files.summary.resolve():
         raise UserInputError(
             f"--trace {files.trace} is where the summary of --out goes; choose another name"
         )
-    check_recordable(files.video, width=job.width, height=job.height, fps=job.recipe.fps)
+    check_recordable(files.video, width=setup.width, height=setup.height, fps=setup.recipe.fps)
     claim(files.contact_sheet, suffixes=(".png",)).unlink()
     for path in (files.summary, files.trace):
         if path is not None:
             claim(path, suffixes=(".json",)).unlink()
     if job.request.record is not None:
         claim(job.request.record, suffixes=(".scope",)).unlink()
-    return files
 
 
 def check_machine(job: StreamJob, *, num_cores: int, num_gpus: int) -> None:
@@ -207,8 +182,9 @@ def check_machine(job: StreamJob, *, num_cores: int, num_gpus: int) -> None:
     Raises:
         UserInputError: naming what to change.
     """
-    plan, num_ranks = job.topology.plan_id, job.topology.world_size
-    needs = f"--plan {plan} with --tp {job.topology.tp_degree} starts {num_ranks} processes"
+    topology = job.setup.topology
+    num_ranks = topology.world_size
+    needs = f"plan {topology.plan_id} with tp {topology.tp_degree} starts {num_ranks} processes"
     if num_ranks > num_cores and not job.request.oversubscribe:
         raise UserInputError(
             f"{needs}, this machine has {num_cores} CPU cores; add --oversubscribe to share them"
@@ -226,10 +202,10 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _check_prompts(request: StreamRequest, text_encoder: TextEncoder) -> None:
+def _check_prompts(request: StreamRequest, setup: StreamSetup) -> None:
     for flag, prompt in _prompts(request):
         try:
-            text_encoder([prompt])
+            setup.conditioning(prompt)
         except UserInputError as error:
             raise UserInputError(f"{flag}: {str(error).removeprefix('prompt: ')}") from None
 

@@ -16,17 +16,18 @@ def is_finished(told: Told, files: OutputFiles) -> bool:
     return is_told_in_full and files.video.exists() and not num_held_chunks(files.video)
 
 
-def check_nothing_is_lost(job: StreamJob, files: OutputFiles, *, goes_on: bool) -> None:
+def check_nothing_is_lost(job: StreamJob, *, resumes: bool) -> None:
     """Refuse to replace a stream that can be gone on with, or by `--resume` a finished video.
 
     Args:
-        goes_on: whether the stream that is there will be taken up.
+        resumes: whether the stream that is there will be taken up.
 
     Raises:
         UserInputError: naming what to change, also where `--resume` means another stream.
     """
-    told, request = journal.read(files.journal), job.request
-    num_chunks, is_saved = len(told.entries), files.checkpoint.exists()
+    files, request, goes_on = job.files, job.request, resumes
+    told = journal.read(files.journal)
+    num_chunks, is_saved = len(told.entries), files.snapshot.exists()
     chunks = counted(num_chunks, "chunk")
     if is_finished(told, files):
         concludes = goes_on and is_saved and num_chunks >= job.timeline.num_chunks
@@ -37,7 +38,7 @@ def check_nothing_is_lost(job: StreamJob, files: OutputFiles, *, goes_on: bool) 
             )
     elif num_chunks and not is_saved:
         raise UserInputError(
-            f"{files.video} is an unfinished stream of {chunks} without the checkpoint "
+            f"{files.video} is an unfinished stream of {chunks} without the snapshot "
             f"to go on from; delete {files.journal} to start anew"
         )
     elif num_chunks and not goes_on:
@@ -49,8 +50,9 @@ def check_nothing_is_lost(job: StreamJob, files: OutputFiles, *, goes_on: bool) 
         journal.check_same_stream(told, request, files.journal)
 
 
-def say_how_to_go_on(files: OutputFiles) -> None:
+def say_how_to_resume(job: StreamJob) -> None:
     """After a stream was ended at once: tell whoever ended it, where there is something to tell."""
+    files = job.files
     told = journal.read(files.journal)
-    if told.entries and files.checkpoint.exists() and not is_finished(told, files):
+    if told.entries and files.snapshot.exists() and not is_finished(told, files):
         print(f"scope-rt: {files.video} is unfinished; add --resume to go on", file=sys.stderr)

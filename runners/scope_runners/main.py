@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scope_runners.command_parser import CommandParser
 from scope_runners.guarded import guarded
-from scope_runners.request import StreamRequest, add_stream_arguments
+from scope_runners.request import add_stream_arguments, request_of
 from scope_runners.stop_request import leave_at_once, taking_stop_signals
 from scope_runners.version import PrintVersions
 
@@ -56,8 +56,7 @@ def _open_stream(
         with taking_stop_signals(leave_at_once):
             from scope_runners.stream import run_here_or_launch
 
-        arguments = {name: value for name, value in vars(parsed).items() if name != "command"}
-        return run_here_or_launch(StreamRequest(**arguments), argv)
+        return run_here_or_launch(request_of(parsed), argv)
 
     return run
 

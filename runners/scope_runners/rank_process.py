@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from scope_rt.config import RuntimeConfig
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_runners import logs
 from scope_runners.guarded import guarded
 
@@ -19,9 +19,9 @@ def guarded_rank(run: Callable[[], int]) -> int:
     """Run this process's part of a job and return the exit code, as `guarded` does."""
 
     def run_as_rank() -> int:
-        config = RuntimeConfig.from_environment()
-        rank = config.rank
-        if config.launched:
+        environment = LaunchEnvironment.from_environment()
+        rank = environment.rank
+        if environment.launched:
             with suppress(OSError):  # there is no /proc
                 Path("/proc/self/comm").write_text(f"scope-rank{rank}")
         logs.set_up(source=f"rank{rank}")

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -24,15 +24,16 @@ from scope_contracts.errors import FieldError, ScopeError, UserInputError, misma
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Control, Opened
 from scope_contracts.tensor_spec import DType
-from scope_rt.config import RECOMPUTE_NEVER, RuntimeConfig
+from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
 from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
 from scope_rt.control.transition import Interpolation, TransitionSpec
-from scope_rt.mesh.topology import Topology, plan_named
+from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.loading import ModelFolder
-from scope_rt.models.past import Past, own_past
 from scope_rt.models.recipe import Recipe
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.tensors import TORCH_DTYPES
+from scope_rt.topology import Topology, plan_named
 from scope_runners import logs
 from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
@@ -112,10 +113,10 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
         ScopeError: the replay failed.
     """
     job = prepare(namespace)
-    config = RuntimeConfig.from_environment()
-    if config.rank == 0 and namespace.record is not None and namespace.record.exists():
+    environment = LaunchEnvironment.from_environment()
+    if environment.rank == 0 and namespace.record is not None and namespace.record.exists():
         raise UserInputError(f"--record {namespace.record} is there already; choose another name")
-    if not config.launched and job.topology.world_size > 1:
+    if not environment.launched and job.topology.world_size > 1:
         ranks, num_gpus = job.topology.world_size, torch.cuda.device_count()
         if 0 < num_gpus < ranks:
             raise UserInputError(
@@ -129,17 +130,17 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
             threads=namespace.threads,
             stream=job.recording.name,
         )
-    logs.set_up(source=f"rank{config.rank}", stream=job.recording.name)
+    logs.set_up(source=f"rank{environment.rank}", stream=job.recording.name)
     torch.set_num_threads(namespace.threads)
-    job.topology.check_world_size(config.world_size)
-    if config.rank != 0:
+    job.topology.check_world_size(environment.world_size)
+    if environment.rank != 0:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _run_again(job, config, record=None, show=False)
+        _run_again(job, record=None, show=False)
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with TemporaryDirectory(prefix="scope-replay-") as folder:
         record = namespace.record or Path(folder) / "replay.scope"
-        _run_again(job, config, record=record, show=not namespace.json)
+        _run_again(job, record=record, show=not namespace.json)
         report = compare(
             job.stream,
             job.recording,
@@ -222,26 +223,10 @@ def events(stream: RecordedStream) -> tuple[ScheduledEvent, ...]:
     return tuple(asked)
 
 
-def _run_again(job: ReplayJob, config: RuntimeConfig, *, record: Path | None, show: bool) -> None:
+def _run_again(job: ReplayJob, *, record: Path | None, show: bool) -> None:
     """One rank's part of the stream, from its beginning to the last chunk to compare."""
-    opened = job.stream.opened
-    mode, every = _recompute(opened, job.recipe)
-    with _past(job) as past:
-        session = StreamSession(
-            job.model,
-            plan=job.topology.plan_id,
-            tp=job.topology.tp_degree,
-            seed=opened.base_seed,
-            height=opened.height,
-            width=opened.width,
-            dtype=TORCH_DTYPES[opened.dtype],
-            kv_cache_attention_bias=opened.kv_cache_attention_bias,
-            kv_cache=opened.kv_cache,
-            recompute=mode,
-            record=record,
-            past=past,
-            config=replace(config, kv_bias_backend=opened.backend, kv_cache_recompute_every=every),
-        )
+    with _feedback(job) as feedback:
+        session = StreamSession(_config(job, record), feedback=feedback)
         prompts = [event.prompt for event in job.events if event.chunk_index == 0 and event.prompt]
         with session:
             chunks = session.stream(
@@ -253,21 +238,40 @@ def _run_again(job: ReplayJob, config: RuntimeConfig, *, record: Path | None, sh
             with progress_bar(num_frames, enabled=show) as advance:
                 for chunk in chunks:
                     advance(chunk)
-    if session.recording_failure is not None:
-        raise ScopeError(session.recording_failure)
+    if session.log.failure is not None:
+        raise ScopeError(session.log.failure)
+
+
+def _config(job: ReplayJob, record: Path | None) -> StreamConfig:
+    """The recorded configuration, on the ranks of this replay."""
+    opened = job.stream.opened
+    mode, every = _recompute(opened, job.recipe)
+    return StreamConfig.load(
+        model=job.model,
+        plan=job.topology.plan_id,
+        tp=job.topology.tp_degree,
+        seed=opened.base_seed,
+        height=opened.height,
+        width=opened.width,
+        dtype=opened.dtype,
+        kv_cache_attention_bias=opened.kv_cache_attention_bias,
+        kv_cache=opened.kv_cache,
+        recompute=mode,
+        attention_backend=opened.backend,
+    ).with_settings(kv_cache_recompute_every=every, log=record, record_latents=True)
 
 
 @contextmanager
-def _past(job: ReplayJob) -> Iterator[Past]:
+def _feedback(job: ReplayJob) -> Iterator[Feedback]:
     """What later chunks are told of a chunk: the truth, where equal bits are wanted."""
     if not job.tolerance:
-        yield own_past
+        yield own_latents
         return
     with open_recording(job.recording) as recording:
-        yield RecordedPast(recording)
+        yield RecordedFeedback(recording)
 
 
-class RecordedPast:
+class RecordedFeedback:
     """Tells later chunks what a recording has of a chunk, so that rounding cannot grow."""
 
     def __init__(self, recording: BinaryIO) -> None:

@@ -6,13 +6,14 @@ Whether it can be done (model, sizes, processors) is decided in `job`; here only
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 
 from scope_contracts.cache_spec import CacheKind
 from scope_contracts.envelope import PlanId
-from scope_rt.mesh.topology import RUNNABLE, SHARED
+from scope_rt.config import StreamConfig
+from scope_rt.topology import RUNNABLE
 from scope_runners.arguments import positive, seed
 from scope_runners.command_parser import CommandParser
 
@@ -29,56 +30,76 @@ class TimedPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequest:
-    """The arguments of `scope-rt stream`; `seconds` and times in seconds, sizes in pixels."""
+    """What `scope-rt stream` is asked for: a configuration, prompts, a schedule and files.
 
+    `seconds` and times in seconds, `transition` in chunks, 0 for at once.
+    """
+
+    config: StreamConfig
     prompt: str
     prompt_at: tuple[TimedPrompt, ...]
     hard_cut_at: tuple[Fraction, ...]
     seconds: Fraction
-    seed: int
-    plan: PlanId
-    tp: int | None
-    height: int | None
-    width: int | None
-    model: str
-    kv_cache_attention_bias: float
-    kv_cache: str | None
-    threads: int
-    oversubscribe: bool
-    out: Path
-    trace: Path | None
-    record: Path | None
-    json: bool
     transition: int
     transition_method: str
     transition_bias: float | None
-    recompute: str | None
+    out: Path
+    trace: Path | None
+    record: Path | None
+    threads: int
+    oversubscribe: bool
     accept_quality_loss: bool
-    max_restarts: int
-    fallback_tp: int | None
-    resume: bool
+    json: bool
 
     @property
-    def tp_degree(self) -> int:
-        """`--tp`, or the smallest degree of the plan."""
-        if self.tp is None:
-            return 2 if self.plan in SHARED else 1
-        return self.tp
+    def resume(self) -> bool:
+        """Whether the stream that was left at `out` is to be resumed."""
+        return bool(self.config.recovery.resume)
 
 
 def parse_stream_request(argv: Sequence[str]) -> StreamRequest:
-    """Read the arguments of `scope-rt stream`.
+    """Read the arguments of `scope-rt stream`, and the environment.
 
     Raises:
         UserInputError: an argument is missing, unknown or cannot be read.
     """
     parser = CommandParser(prog="scope-rt stream")
     add_stream_arguments(parser)
-    return StreamRequest(**vars(parser.parse_args(argv)))
+    return request_of(parser.parse_args(argv))
+
+
+def request_of(namespace: argparse.Namespace) -> StreamRequest:
+    """The request of parsed arguments.
+
+    Raises:
+        UserInputError: the configuration file or the environment cannot be used.
+    """
+    given = dict(vars(namespace))
+    arguments = {f.name: given.pop(f.name) for f in fields(StreamRequest) if f.name != "config"}
+    settings = {name: given[name] for name in _SETTINGS}
+    settings["resume"] = True if given["resume"] else None
+    config = StreamConfig.load(file=given["config"], **settings)
+    return StreamRequest(config=config, **arguments)
+
+
+_SETTINGS = (
+    "seed",
+    "plan",
+    "tp",
+    "model",
+    "height",
+    "width",
+    "kv_cache_attention_bias",
+    "kv_cache",
+    "recompute",
+    "max_restarts",
+    "fallback_tp",
+)
+"""Arguments that are settings of `StreamConfig`; those that are left out come from elsewhere."""
 
 
 def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `scope-rt stream`, one for each field of `StreamRequest`."""
+    """Declare the arguments of `scope-rt stream`."""
     add = parser.add_argument
     add("--prompt", required=True, help='such as "a red circle and a blue square, fast, on navy"')
     add(
@@ -101,8 +122,14 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         default=Fraction(20),
         help="length of the video, rounded up to whole chunks (default 20)",
     )
-    add("--seed", type=seed, default=0, help="equal seeds give equal videos (default 0)")
-    add("--plan", type=_plan, default=PlanId.SINGLE, help=f"one of {', '.join(RUNNABLE)}")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE.toml",
+        help="settings for whatever is not given here or in the environment",
+    )
+    add("--seed", type=seed, help="equal seeds give equal videos (default 0)")
+    add("--plan", type=_plan, help=f"one of {', '.join(RUNNABLE)} (default single)")
     add(
         "--tp",
         type=positive,
@@ -112,14 +139,12 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     add("--width", type=int, help="pixels (default: the model's own)")
     add(
         "--model",
-        default=EMBEDDED_MODEL,
         metavar="FOLDER",
         help=f"a model folder, or {EMBEDDED_MODEL!r} for the embedded model (default)",
     )
     add(
         "--kv-cache-attention-bias",
         type=_bias,
-        default=1.0,
         metavar="BIAS",
         help="0 < BIAS <= 1; below 1, the past weighs less (default 1.0)",
     )
@@ -133,7 +158,12 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")
     add("--out", type=Path, default=Path("out/stream.mp4"), help="a .mp4 or .webm file")
     add("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
-    add("--record", type=Path, metavar="FILE.scope", help="write a flight recording to replay")
+    add(
+        "--record",
+        type=Path,
+        metavar="FILE.scope",
+        help="keep the stream's log, with latents, to inspect and replay; a new file",
+    )
     add("--json", action="store_true", help="print one JSON object instead of the table")
     _add_transition_arguments(parser)
     _add_recovery_arguments(parser)
@@ -174,13 +204,12 @@ def _add_recovery_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--max-restarts",
         type=_count,
-        default=3,
         metavar="N",
         help="start all ranks again up to N times without progress; plans of several ranks, or "
         "under torchrun its own --max-restarts (default 3)",
     )
-    add("--fallback-tp", type=positive, metavar="TP", help="after a loss, go on with this --tp")
-    add("--resume", action="store_true", help="go on with the stream that was killed here")
+    add("--fallback-tp", type=positive, metavar="TP", help="after a loss, continue with this --tp")
+    add("--resume", action="store_true", help="resume the stream that was killed at --out")
 
 
 class _Collect(argparse.Action):

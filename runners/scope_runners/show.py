@@ -9,13 +9,14 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from scope_contracts.errors import RecordingError, ScopeError, UserInputError
-from scope_rt.config import RuntimeConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
-from scope_rt.record.snapshot import num_chunks_saved
+from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.record.snapshot_store import SnapshotStore, look
 from scope_rt.session import StreamSession
 from scope_rt.trace import Span, write_chrome_trace
 from scope_rt.video.segments import num_held_chunks
@@ -25,7 +26,7 @@ from scope_runners.exit_codes import FAILED
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.journal import Entry, Journal, Told
 from scope_runners.launcher import Progress
-from scope_runners.leftovers import check_nothing_is_lost, is_finished, say_how_to_go_on
+from scope_runners.leftovers import check_nothing_is_lost, is_finished, say_how_to_resume
 from scope_runners.progress import progress_bar
 from scope_runners.stop_request import StopRequest, taking_stop_signals
 from scope_runners.storyboard import Storyboard
@@ -74,25 +75,26 @@ class Standing:
 class _Stage:
     """Where chunks are shown: the video, the storyboard and the journal of it all."""
 
-    def __init__(self, job: StreamJob, session: StreamSession, files: OutputFiles) -> None:
-        self.files = files
+    def __init__(self, job: StreamJob, session: StreamSession) -> None:
+        files = self.files = job.files
         goes_on = session.resumed_at_chunk is not None
-        check_nothing_is_lost(job, files, goes_on=goes_on)
+        check_nothing_is_lost(job, resumes=goes_on)
         told = journal.read(files.journal) if goes_on else None
         is_whole = told is not None and is_finished(told, files)
         way_out = f"start anew: delete {files.journal}, then leave --resume out"
         num_there = num_held_chunks(files.video)
-        if num_there < session.num_held_before and not is_whole:
+        if num_there < session.num_acknowledged_before and not is_whole:
             raise UserInputError(
-                f"{files.video}: the checkpoint goes on after "
-                f"{counted(session.num_held_before, 'chunk')}, and {num_there} are there; {way_out}"
+                f"{files.video}: the resume point is after "
+                f"{counted(session.num_acknowledged_before, 'chunk')}, and {num_there} are there; "
+                f"{way_out}"
             )
         try:
             self.writer = VideoWriter(
                 files.video,
-                width=job.width,
-                height=job.height,
-                fps=job.recipe.fps,
+                width=job.setup.width,
+                height=job.setup.height,
+                fps=job.setup.recipe.fps,
                 trace=session.trace,
                 resume=goes_on and not is_whole,
                 keep_on_error=True,
@@ -113,7 +115,7 @@ class _Stage:
                 is_published=self.standing.is_published,
             )
             on_error.pop_all()
-        self.storyboard = Storyboard(job.timeline, fps=job.recipe.fps)
+        self.storyboard = Storyboard(job.timeline, fps=job.setup.recipe.fps)
         self.chunks: list[ChunkRecord] = []
         self.first_frame_s: float | None = None
         for chunk, picture in self.standing.kept:
@@ -147,7 +149,8 @@ class _Stage:
 
     def forget(self) -> None:
         """Nobody will go on with this stream: first goes what makes a process do so."""
-        self.files.checkpoint.unlink(missing_ok=True)
+        SnapshotStore(self.files.snapshot).clear()
+        self.files.hidden_log.unlink(missing_ok=True)
         self._journal.remove()
 
     def leave(self) -> None:
@@ -171,7 +174,6 @@ class _Run:
     """All that a stream has while rank0 shows it; moments in seconds."""
 
     job: StreamJob
-    config: RuntimeConfig
     session: StreamSession
     stage: _Stage
     stop: StopRequest
@@ -180,30 +182,28 @@ class _Run:
     ready_s: float
 
     @property
+    def environment(self) -> LaunchEnvironment:
+        return self.job.setup.environment
+
+    @property
     def will_go_on(self) -> bool:
         """Whether the ranks are started again although this one was told to stop.
 
         torchrun ends its ranks by SIGTERM also when another host is lost.
         """
         is_told = self.stop.signum == signal.SIGTERM
-        return is_told and bool(self.config.run_id) and self.config.may_restart
+        return is_told and bool(self.environment.run_id) and self.environment.may_restart
 
     def will_start_again(self) -> bool:
         """Whether the launcher starts the ranks again if this process fails now."""
-        config = self.config
+        environment = self.environment
         if self.stop.signum is not None:
             return self.will_go_on
-        return config.may_restart or (config.restarts_after_progress and self.progress.has_risen())
+        restarts = environment.restarts_after_progress
+        return environment.may_restart or (restarts and self.progress.has_risen())
 
 
-def control(
-    job: StreamJob,
-    config: RuntimeConfig,
-    session: StreamSession,
-    files: OutputFiles,
-    *,
-    started_s: float,
-) -> int:
+def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
     """Make the video; a stream that is cut short leaves a shorter one. Returns the exit code.
 
     Where the ranks will be started again after a failure, all is left as it is for them.
@@ -212,16 +212,15 @@ def control(
     stop = StopRequest()
     with taking_stop_signals(stop.take), ExitStack() as at_end:
         at_end.push(session)
-        stage = _Stage(job, session, files)
+        stage = _Stage(job, session)
         at_end.pop_all()  # from here on the session is ended where it is used
         _say_how_it_begins(job, session, stage.standing)
         run = _Run(
             job=job,
-            config=config,
             session=session,
             stage=stage,
             stop=stop,
-            progress=Progress(lambda: num_chunks_saved(files.checkpoint)),
+            progress=Progress(lambda: _num_chunks_saved(job.files.snapshot)),
             started_s=started_s,
             ready_s=ready_s,
         )
@@ -236,8 +235,10 @@ def control(
             except KeyboardInterrupt:
                 stage.interrupt()
                 _say("interrupted")
-                if not config.launched:  # else the launcher says it, whatever became of rank0
-                    say_how_to_go_on(files)
+                if (
+                    not job.setup.environment.launched
+                ):  # else the launcher says it, whatever became of rank0
+                    say_how_to_resume(job)
                 return 128 + (stop.signum or signal.SIGINT)
 
 
@@ -265,7 +266,7 @@ def _show_all(run: _Run) -> None:
         request.prompt,
         num_chunks=timeline.num_chunks,
         schedule=(*timeline.events, *timeline.later),
-        num_held=lambda: run.stage.writer.durable_chunks,
+        acknowledged=lambda: run.stage.writer.durable_chunks,
     )
     num_frames = timeline.num_chunks * timeline.frames_per_chunk
     with progress_bar(num_frames, enabled=not request.json) as bar:
@@ -278,7 +279,7 @@ def _show_all(run: _Run) -> None:
 
 def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) -> int:
     """Publish what was made and say so; raises `failure` once that is done."""
-    job, config, stage, stop = run.job, run.config, run.stage, run.stop
+    job, stage, stop = run.job, run.stage, run.stop
     complete = len(stage.chunks) >= job.timeline.num_chunks
     keep = not complete and (failure is not None or run.will_go_on)
     stage.publish(keep=keep)
@@ -294,10 +295,10 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
             written_s=time.perf_counter(),
             num_frames=stage.writer.num_frames,
         ),
-        cache_spec=run.session.cache_spec,
+        cache_spec=job.setup.cache_spec,
         blocked_s=stage.writer.blocked_s,
-        restarts=max(config.attempt, stage.standing.num_starts),
-        recording_failure=run.session.recording_failure,
+        restarts=max(run.environment.attempt, stage.standing.num_starts),
+        recording_failure=run.session.log.failure,
         files=stage.files,
     )
     _publish(summary, stage.files, stage.storyboard, spans)
@@ -315,8 +316,9 @@ def _say_how_it_begins(job: StreamJob, session: StreamSession, standing: Standin
     if standing.goes_on:
         _say(f"going on at chunk {session.resumed_at_chunk}; {len(standing.kept)} are kept")
         return
-    made_for = (job.recipe.default_height, job.recipe.default_width)
-    if (job.height, job.width) != made_for:
+    recipe, setup = job.setup.recipe, job.setup
+    made_for = (recipe.default_height, recipe.default_width)
+    if (setup.height, setup.width) != made_for:
         _say(
             f"this model was made for {made_for[1]}x{made_for[0]} pixels; at another size it may "
             "show too much or too little"
@@ -325,6 +327,11 @@ def _say_how_it_begins(job: StreamJob, session: StreamSession, standing: Standin
         _say(f"{flag} is after the end and does nothing")
     if job.request.resume:
         _say(f"{job.request.out} has no stream to resume; starting anew")
+
+
+def _num_chunks_saved(snapshot: Path) -> int:
+    header = look(snapshot)
+    return 0 if header is None else header.next_chunk_index
 
 
 def _say(sentence: str) -> None:

@@ -7,9 +7,10 @@ from enum import StrEnum
 from pathlib import Path
 
 from scope_contracts.cache_spec import KVCacheSpec
-from scope_rt import __version__, output_file
+from scope_rt import output_file
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import ScheduledEvent
+from scope_rt.version import __version__
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.timings import StageSummary, StageTimings
 from scope_runners.wording import counted
@@ -176,7 +177,8 @@ def summarise(
     files: OutputFiles,
 ) -> StreamSummary:
     """The summary of a stream of at least one chunk."""
-    request, fps = job.request, job.recipe.fps
+    request, setup, config = job.request, job.setup, job.setup.config
+    fps = setup.recipe.fps
     timings = StageTimings()
     for chunk in chunks:
         for stage, elapsed_ms in chunk.stage_ms.items():
@@ -192,16 +194,16 @@ def summarise(
     return StreamSummary(
         version=__version__,
         ending=ending,
-        plan=request.plan,
-        tp=job.topology.tp_degree,
-        ranks=job.topology.world_size,
+        plan=setup.topology.plan_id,
+        tp=setup.topology.tp_degree,
+        ranks=setup.topology.world_size,
         threads=request.threads,
-        seed=request.seed,
-        model=request.model,
-        height=job.height,
-        width=job.width,
+        seed=config.sampling.seed,
+        model=config.model.folder,
+        height=setup.height,
+        width=setup.width,
         fps=fps,
-        kv_cache_attention_bias=request.kv_cache_attention_bias,
+        kv_cache_attention_bias=config.cache.kv_cache_attention_bias,
         prompt=request.prompt,
         events=job.timeline.events,
         ignored_events=job.timeline.ignored,
@@ -262,10 +264,10 @@ def table(summary: StreamSummary) -> str:
 def _cache_fill(job: StreamJob, chunks: Sequence[ChunkRecord], spec: KVCacheSpec) -> CacheFill:
     last_epoch = chunks[-1].cache_epoch
     num_in_epoch = sum(chunk.cache_epoch == last_epoch for chunk in chunks)
-    end = spec.indices_at(num_in_epoch * job.recipe.frames_per_block)
+    end = spec.indices_at(num_in_epoch * job.setup.recipe.frames_per_block)
     return CacheFill(
-        kind=str(job.cache),
+        kind=str(job.setup.cache),
         visible_frames=end.local_end_index // spec.frame_tokens,
         capacity_frames=spec.capacity_frames,
-        bytes_per_rank=spec.num_bytes(job.topology.tp_degree),
+        bytes_per_rank=spec.num_bytes(job.setup.topology.tp_degree),
     )

@@ -5,7 +5,7 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from scope_rt import __version__
+from scope_rt.version import __version__
 
 
 class PrintVersions(argparse.Action):

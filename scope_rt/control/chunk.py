@@ -31,6 +31,14 @@ class Chunk:
     kv_cache_attention_bias: float
     stage_ms: dict[str, float]
 
+    def __repr__(self) -> str:
+        return (
+            f"Chunk(chunk_index={self.chunk_index}, cache_epoch={self.cache_epoch}, "
+            f"prompt={self.prompt!r}, frames={self.frames.dtype}{list(self.frames.shape)}, "
+            f"latents={str(self.latents.dtype).removeprefix('torch.')}{list(self.latents.shape)}, "
+            f"latents_sha256={self.latents_sha256[:12]}...)"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:

@@ -5,7 +5,6 @@ sinks and window. A recompute model is given an anchor and its last latents. Its
 oldest decoded frame, encoded again as if a video began there: that is what it was trained on.
 """
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -105,17 +104,17 @@ class ContextMemory:
         anchor = self._encode_anchor(self._frames[:, : self._anchor_frames])
         return torch.cat([anchor.to(self._recent.dtype), self._recent[:, 1:]], dim=1)
 
-    def state(self) -> dict[str, Tensor]:
-        """What `restore` needs, by name; tensors are never changed in place."""
-        return {
-            "num_frames": torch.tensor(self._num_frames),
-            "sinks": self._sinks,
-            "recent": self._recent,
-            "frames": self._frames,
-        }
+    @property
+    def sinks(self) -> Tensor:
+        """The epoch's first latent frames that a cache never evicts, `[B, n, C, H/8, W/8]`."""
+        return self._sinks
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state` was taken."""
-        self._num_frames = int(state["num_frames"])
-        self._sinks, self._recent = state["sinks"], state["recent"]
-        self._frames = state["frames"]
+    def resume(self, *, num_frames: int, sinks: Tensor | None) -> None:
+        """Continue an epoch of which `num_frames` latent frames were generated.
+
+        Its `sinks` are all that is remembered of it, until enough of what follows is remembered.
+        """
+        self.reset()
+        if sinks is not None:
+            self._num_frames, self._sinks = num_frames, sinks
+            self._recent = sinks[:, :0]

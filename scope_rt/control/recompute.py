@@ -44,19 +44,19 @@ def choose_recompute(recipe: Recipe, mode: str | None, *, every: int | None) -> 
     """
     if mode not in (None, *RecomputeMode):
         choices = ", ".join(RecomputeMode)
-        raise UserInputError(f"--recompute {mode!r} is unknown; choose one of {choices}")
+        raise UserInputError(f"recompute {mode!r} is unknown; choose one of {choices}")
     if recipe.clean_pass:
         if mode not in (None, RecomputeMode.R1) or every not in (None, RECOMPUTE_NEVER):
             raise UserInputError(
                 "this model keeps its cache by clean passes and has no recompute; drop "
-                "--recompute and SCOPE_KV_CACHE_RECOMPUTE_EVERY"
+                "recompute and kv_cache_recompute_every (SCOPE_KV_CACHE_RECOMPUTE_EVERY)"
             )
         return Recompute(every=RECOMPUTE_NEVER, anchor=RecomputeAnchor.LATENT)
     if mode == RecomputeMode.R1:
         if every not in (None, RECOMPUTE_NEVER):
             raise UserInputError(
-                f"--recompute r1 switches recompute off, SCOPE_KV_CACHE_RECOMPUTE_EVERY is "
-                f"{every}; drop one of them"
+                "recompute r1 switches it off, and kv_cache_recompute_every "
+                f"(SCOPE_KV_CACHE_RECOMPUTE_EVERY) is {every}; drop one of them"
             )
         every = RECOMPUTE_NEVER
     is_latent = mode == RecomputeMode.R0

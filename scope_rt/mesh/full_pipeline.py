@@ -20,8 +20,9 @@ from scope_contracts.envelope import (
     PPResult,
 )
 from scope_rt.control.context import ContextMemory
+from scope_rt.control.tail import StreamTail
+from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import INITIAL, NoiseSource
-from scope_rt.models.past import Past, own_past
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.vae.codec import StreamingDecoder
 
@@ -31,12 +32,12 @@ DERIVED = frozenset({LATENTS_IN, CONTEXT_FRAMES_OVERRIDE})
 
 @dataclass(slots=True, kw_only=True)
 class FullPipeline:
-    """What a follower of `tp_v0` has beside its generator: noise, a decoder and a memory."""
+    """What a follower of `tp_v0` has beside its generator: noise, a decoder and a context."""
 
     noise: NoiseSource
     decoder: StreamingDecoder
-    memory: ContextMemory
-    past: Past = own_past
+    context: ContextMemory
+    feedback: Feedback = own_latents
     _starts_epoch: bool = False
 
     def derive(self, envelope: PPEnvelope, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -56,15 +57,20 @@ class FullPipeline:
         )
         tensors[LATENTS_IN] = noise.to(TORCH_DTYPES[latents.dtype])
         if CONTEXT_FRAMES_OVERRIDE in specs:
-            context = specs[CONTEXT_FRAMES_OVERRIDE]
-            tensors[CONTEXT_FRAMES_OVERRIDE] = self.memory.context().to(TORCH_DTYPES[context.dtype])
+            dtype = TORCH_DTYPES[specs[CONTEXT_FRAMES_OVERRIDE].dtype]
+            tensors[CONTEXT_FRAMES_OVERRIDE] = self.context.context().to(dtype)
         return {name: tensors[name] for name in specs}
+
+    def rebuild(self, tail: StreamTail) -> None:
+        """Continue a stream of which these are the last chunks."""
+        for _ in tail.replay(self.decoder, self.context):
+            pass
 
     def remember(self, result: PPResult, tensors: Mapping[str, Tensor]) -> None:
         """Decode and keep what this rank generated, as rank0 does with its own."""
         if self._starts_epoch:
-            self.memory.reset()
+            self.context.reset()
             self.decoder.reset()
         latents = tensors[LATENTS_OUT]
-        self.memory.remember_latents(self.past(result.chunk_index, latents))
-        self.memory.remember_frames(self.decoder.decode(latents.float()))
+        self.context.remember_latents(self.feedback(result.chunk_index, latents))
+        self.context.remember_frames(self.decoder.decode(latents.float()))

@@ -17,21 +17,21 @@ from scope_contracts.plain import to_plain
 from scope_contracts.tensor_spec import TensorSpec
 from scope_contracts.weights import Checksums
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain, from_canonical
+from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.tensors import TORCH_DTYPES, specs_of
 
 _LENGTH_BYTES = 4
-_MEMORY, _DECODER = "memory.", "decoder."
+_SINKS, _TAIL = "sinks", "tail."
 _NAMES, _HELD, _CHECKPOINT = "weight_names", "weights_held", "weights_of_checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshResumePoint:
-    """Where rank0's stream continues. `memory` and `decoder` are rank0's state by name, for the
-    followers of `tp_v0`; None where nothing was resumed."""
+    """Where rank0's stream continues. From the `tail` the followers of `tp_v0` rebuild their
+    decoder and context; None where nothing was resumed, and in other plans."""
 
     position: StreamPosition = field(default_factory=StreamPosition)
-    memory: Mapping[str, Tensor] | None = None
-    decoder: Mapping[str, Tensor] | None = None
+    tail: StreamTail | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class RankLoaded:
 class _Header:
     is_generator: bool
     is_resumed: bool
+    tail_start_frames: tuple[int, ...]
     position: StreamPosition
     tensors: tuple[TensorSpec, ...]
 
@@ -62,11 +63,14 @@ def encode_loaded(loaded: RankLoaded) -> bytes:
         tensors[_NAMES] = torch.frombuffer(bytearray("\n".join(names), "utf-8"), dtype=torch.uint8)
         tensors[_HELD] = _as_tensor([loaded.held[name] for name in names])
         tensors[_CHECKPOINT] = _as_tensor([loaded.checkpoint[name] for name in names])
-    for prefix, state in ((_MEMORY, point.memory), (_DECODER, point.decoder)):
-        tensors |= {prefix + name: tensor for name, tensor in (state or {}).items()}
+    chunks = () if point.tail is None else point.tail.chunks
+    tensors |= {f"{_TAIL}{index}": chunk.latents for index, chunk in enumerate(chunks)}
+    if point.tail is not None and point.tail.sinks is not None:
+        tensors[_SINKS] = point.tail.sinks
     header = _Header(
         is_generator=_HELD in tensors,
-        is_resumed=point.decoder is not None,
+        is_resumed=point.tail is not None,
+        tail_start_frames=tuple(chunk.start_frame for chunk in chunks),
         position=point.position,
         tensors=specs_of(tensors),
     )
@@ -90,12 +94,8 @@ def decode_loaded(data: bytes) -> RankLoaded:
     held = checkpoint = None
     if header.is_generator:
         held, checkpoint = _checksums(tensors, _HELD), _checksums(tensors, _CHECKPOINT)
-    resumed = header.is_resumed
-    point = MeshResumePoint(
-        position=header.position,
-        memory=_state(tensors, _MEMORY) if resumed else None,
-        decoder=_state(tensors, _DECODER) if resumed else None,
-    )
+    tail = _tail(tensors, header.tail_start_frames) if header.is_resumed else None
+    point = MeshResumePoint(position=header.position, tail=tail)
     return RankLoaded(resume_point=point, held=held, checkpoint=checkpoint)
 
 
@@ -131,9 +131,12 @@ def _checksums(tensors: Mapping[str, Tensor], which: str) -> dict[str, int]:
     return dict(zip(names, sums, strict=True))
 
 
-def _state(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+def _tail(tensors: Mapping[str, Tensor], start_frames: tuple[int, ...]) -> StreamTail:
+    names = [f"{_TAIL}{index}" for index in range(len(start_frames))]
+    if missing := [name for name in names if name not in tensors]:
+        raise WireError(mismatch("rank's report after loading", got=sorted(tensors), want=missing))
+    chunks = tuple(
+        TailChunk(start_frame=start, latents=tensors[name])
+        for start, name in zip(start_frames, names, strict=True)
+    )
+    return StreamTail(chunks=chunks, sinks=tensors.get(_SINKS))

@@ -20,12 +20,13 @@ from scope_contracts.errors import (
     UserInputError,
     mismatch,
 )
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import MeshConfig
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.failures import Liveness, RankAddresses
 from scope_rt.mesh.heartbeat import Heartbeat
 from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, meet
 from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 
 DIGEST_BYTES = 4096
 """Bytes that one rank sends in an `Exchange`, four of which are the length of its payload."""
@@ -140,14 +141,16 @@ class ProcessGroups:
 class World:
     """All ranks of one start, connected."""
 
-    def __init__(self, meeting: Meeting, config: RuntimeConfig) -> None:
+    def __init__(
+        self, meeting: Meeting, environment: LaunchEnvironment, config: MeshConfig
+    ) -> None:
         """Connect to the other ranks.
 
         Raises:
             LinkError: a rank was lost meanwhile.
         """
-        self.run_id = config.run_id or meeting.run_id
-        self._config = config
+        self.run_id = environment.run_id or meeting.run_id
+        self._rank, self._config = environment.rank, config
         self._sockets: frozenset[OpenSocket] = frozenset()
         self._gpu_groups: list[dist.ProcessGroup] = []
         self._default_group: dist.ProcessGroup | None = None
@@ -187,7 +190,7 @@ class World:
 
     def build_groups(self, topology: Topology) -> ProcessGroups:
         """The groups of `topology`; every rank calls this once, after parity was checked."""
-        generators, rank = list(topology.generator_ranks), self._config.rank
+        generators, rank = list(topology.generator_ranks), self._rank
         bound_s, idle_s = self._config.group_timeout_s, self._config.idle_timeout_s
         bound, liveness = timedelta(seconds=bound_s), self._liveness
         with liveness.named_failures("building the groups of the plan"):
@@ -234,29 +237,32 @@ class World:
             group.abort()
 
 
-def join_world(config: RuntimeConfig) -> World:
+def join_world(environment: LaunchEnvironment, config: MeshConfig) -> World:
     """Meet all ranks of the launcher (torchrun's variables name the meeting point).
 
     Raises:
         UserInputError: this process was not launched as a rank.
         LinkError: other ranks did not come within the start timeout; it names them.
     """
-    if config.master_addr is None or not config.master_port:
+    if environment.master_addr is None or not environment.master_port:
         raise UserInputError(
             "this process cannot find the other ranks (MASTER_ADDR or MASTER_PORT is not set); "
             "start it with torchrun"
         )
     if torch.cuda.is_available():
-        torch.cuda.set_device(config.local_rank)
+        torch.cuda.set_device(environment.local_rank)
     point = MeetingPoint(
-        host=config.master_addr,
-        port=config.master_port,
-        is_hosted_by_rank0=not config.store_is_hosted,
+        host=environment.master_addr,
+        port=environment.master_port,
+        is_hosted_by_rank0=not environment.store_is_hosted,
     )
     meeting = meet(
-        point, rank=config.rank, world_size=config.world_size, timeout_s=config.start_timeout_s
+        point,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout_s=config.start_timeout_s,
     )
-    return World(meeting, config)
+    return World(meeting, environment, config)
 
 
 def leave_world() -> None:

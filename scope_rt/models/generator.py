@@ -24,8 +24,8 @@ from scope_rt.attention.backend import AttentionBackend
 from scope_rt.attention.key_bias import KeyBias, key_bias
 from scope_rt.kv_cache.frame_cache import FrameCache, WriteWindow
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
+from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
-from scope_rt.models.past import Past, own_past
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
 from scope_rt.tensors import digest_of
@@ -93,7 +93,7 @@ class ChunkGenerator:
     backend: AttentionBackend
     noise: NoiseSource
     observe: CallObserver = ignore_calls
-    past: Past = own_past
+    feedback: Feedback = own_latents
     _origin_frame: int = 0
     """The latent frame of the epoch that sits at the cache's position 0."""
     text_digest: str = ""
@@ -151,7 +151,7 @@ class ChunkGenerator:
         if envelope.clean_pass:
             plain = self._attention(window, num_frames, 1.0)
             plain.is_last = True
-            past = self._on_device(self.past(envelope.chunk_index, x0))
+            past = self._on_device(self.feedback(envelope.chunk_index, x0))
             self._call(past, 0.0, rope, plain, enter_call, start)
         self.cache.advance(window)
         return x0

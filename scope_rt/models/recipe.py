@@ -76,13 +76,13 @@ class Recipe:
         """
         if choice.kind is CacheKind.H2O and not self.clean_pass:
             raise UserInputError(
-                f"--kv-cache {choice} scores frames in clean passes, and this model rebuilds its "
+                f"kv_cache {choice} scores frames in clean passes, and this model rebuilds its "
                 "cache from the latest frames instead, so there is nothing to choose; use ring, "
                 "quantized or paged"
             )
         if choice.kind is CacheKind.HIERARCHICAL and not self.clean_pass:
             raise UserInputError(
-                f"--kv-cache {choice} sums up frames that leave the window, and this model "
+                f"kv_cache {choice} sums up frames that leave the window, and this model "
                 "rebuilds its cache before any does, so there is nothing to remember; use ring, "
                 "quantized or paged"
             )

@@ -40,7 +40,7 @@ def check_degree(config: CausalWanConfig, tp_degree: int) -> None:
     if tp_degree not in fits:
         choices = ", ".join(map(str, fits))
         raise UserInputError(
-            f"--tp {tp_degree} does not divide the model's {config.num_attention_heads} heads; "
+            f"tp {tp_degree} does not divide the model's {config.num_attention_heads} heads; "
             f"choose one of {choices}"
         )
 

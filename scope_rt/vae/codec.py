@@ -3,7 +3,6 @@
 Chunked use equals whole use: feeding a video in pieces gives the same bits as feeding it at once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,14 +18,6 @@ class StreamingDecoder(Protocol):
 
     def reset(self) -> None:
         """Forget the past: the next latent is the first of an epoch."""
-        ...
-
-    def state(self) -> dict[str, Tensor]:
-        """The memory, by name; its tensors are never changed in place."""
-        ...
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take the memory that `state` gave."""
         ...
 
 

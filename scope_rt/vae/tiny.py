@@ -6,7 +6,6 @@ cut into chunks, the same kernels run on the same shapes and give the same bits.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
@@ -203,14 +202,6 @@ class TinyStreamingDecoder:
     def reset(self) -> None:
         """Forget the last latent frame: the next is the first of an epoch."""
         self._previous_BCHW = None
-
-    def state(self) -> dict[str, Tensor]:
-        """The last latent frame, if there is one."""
-        return {} if self._previous_BCHW is None else {"previous": self._previous_BCHW}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on after the last latent frame of `state`."""
-        self._previous_BCHW = state.get("previous")
 
 
 class TinyStreamingEncoder:

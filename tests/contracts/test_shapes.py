@@ -132,7 +132,7 @@ def test_a_cache_is_chosen_by_one_text(
     ],
 )
 def test_an_unknown_cache_is_refused_with_what_to_write(text: str, remedy: str) -> None:
-    with pytest.raises(UserInputError, match=f"--kv-cache .*{remedy}"):
+    with pytest.raises(UserInputError, match=f"kv_cache .*{remedy}"):
         CacheChoice.named(text)
 
 

@@ -73,15 +73,16 @@ def test_a_latent_anchor_needs_no_decoded_frame() -> None:
     assert seen(kept) == [6, 7, 8]
 
 
-@pytest.mark.parametrize("kind", list(RecomputeAnchor))
-def test_state_restores_all_of_it(kind: RecomputeAnchor) -> None:
-    kept, again = memory(KREA, kind), memory(KREA, kind)
+def test_a_resumed_epoch_knows_its_sinks_and_how_long_it_is() -> None:
+    recipe = replace(RECIPE, sink_frames=1, window_frames=6)
+    kept = memory(recipe, RecomputeAnchor.LATENT)
     for chunk in range(3):
         remember(kept, chunk)
-    again.restore(kept.state())
-    for one in (kept, again):
-        remember(one, 3)
-    assert seen(kept) == seen(again)
+    again = memory(recipe, RecomputeAnchor.LATENT)
+    again.resume(num_frames=3, sinks=kept.sinks)
+    for chunk in (1, 2):
+        remember(again, chunk)
+    assert seen(again) == seen(kept) == [0, 6, 7, 8]
 
 
 def test_a_new_epoch_has_no_context() -> None:

@@ -1,13 +1,14 @@
 """A stream is the stream of its cache: it resumes, and is replayed, on the kind it was made on."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.replay import add_replay_arguments, run_replay
@@ -29,12 +30,19 @@ def whole(
     *,
     events: Sequence[ScheduledEvent] = (CUT,),
     record: Path | None = None,
-    config: RuntimeConfig | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> list[Chunk]:
-    with StreamSession(
-        folder, seed=5, kv_cache=kind, record=record, config=config or RuntimeConfig()
-    ) as session:
+    recovery: dict[str, Any] = {} if record is None else {"log": record, "record_latents": True}
+    config = StreamConfig.load(
+        model=folder, seed=5, kv_cache=kind, environ=environ or {}, **recovery
+    )
+    with StreamSession(config) as session:
         return list(session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=events))
+
+
+def kept_in(place: Path, folder: Path, **settings: Any) -> StreamConfig:
+    """A stream with a log and a snapshot in `place`."""
+    return StreamConfig.of(folder, log=place / "log", snapshot=place / "snapshot", **settings)
 
 
 def latents_of(chunks: Sequence[Chunk]) -> list[str]:
@@ -45,28 +53,25 @@ def latents_of(chunks: Sequence[Chunk]) -> list[str]:
 def test_a_resumed_stream_equals_one_that_rebuilds_its_cache_there(
     folder: Path, tmp_path: Path, kind: str
 ) -> None:
-    checkpoint, shown = tmp_path / "checkpoint", list[Chunk]()
-    lost = StreamSession(
-        folder, seed=5, kv_cache=kind, checkpoint=checkpoint, config=RuntimeConfig()
-    )
+    config, shown = kept_in(tmp_path, folder, seed=5, kv_cache=kind), list[Chunk]()
+    lost = StreamSession(config)
     for chunk in lost.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=[CUT]):
         shown.append(chunk)
         if len(shown) == LOST_AFTER:
             break
-    with StreamSession(
-        folder, seed=5, kv_cache=kind, checkpoint=checkpoint, resume=True, config=RuntimeConfig()
-    ) as session:
-        rest = list(session.stream("none", num_chunks=NUM_CHUNKS, num_held=lambda: LOST_AFTER))
+    lost.log.close()
+    with StreamSession(config.with_settings(resume=True)) as session:
+        rest = list(session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: LOST_AFTER))
     rebuild = ScheduledEvent(chunk_index=LOST_AFTER, recompute=True)
     assert latents_of([*shown, *rest]) == latents_of(whole(folder, kind, events=[CUT, rebuild]))
 
 
 def test_a_stream_is_not_resumed_on_another_kind_of_cache(folder: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    lost = StreamSession(folder, kv_cache="h2o", checkpoint=checkpoint, config=RuntimeConfig())
+    lost = StreamSession(kept_in(tmp_path, folder, kv_cache="h2o"))
     next(iter(lost.stream("a red circle")))
-    with pytest.raises(UserInputError, match="kv_cache 'h2o', this one has 'ring'"):
-        StreamSession(folder, checkpoint=checkpoint, resume=True, config=RuntimeConfig())
+    lost.log.close()
+    with pytest.raises(UserInputError, match="kv_cache h2o, this one has ring"):
+        StreamSession(kept_in(tmp_path, folder, resume=True))
 
 
 def test_a_replay_runs_on_the_recorded_kind_of_cache(
@@ -86,17 +91,19 @@ def test_the_paged_stream_is_the_rings_and_the_variable_chooses_where_no_argumen
 ) -> None:
     ring = latents_of(whole(folder, None))
     assert latents_of(whole(folder, "paged")) == ring
-    quantized = RuntimeConfig(kv_cache="quantized")
-    assert latents_of(whole(folder, None, config=quantized)) != ring
-    assert latents_of(whole(folder, "ring", config=quantized)) == ring
+    quantized = {"SCOPE_KV_CACHE": "quantized"}
+    assert latents_of(whole(folder, None, environ=quantized)) != ring
+    assert latents_of(whole(folder, "ring", environ=quantized)) == ring
 
 
 def test_a_stream_costs_the_bytes_of_its_kind(folder: Path) -> None:
     num_bytes = {}
     for kind in ("ring", "quantized:int8"):
-        with StreamSession(folder, kv_cache=kind, config=RuntimeConfig()) as session:
-            num_bytes[kind] = session.cache_bytes
-            assert session.cache_bytes == session.cache_spec.num_bytes(1)
+        with StreamSession(StreamConfig.of(folder, kv_cache=kind)) as session:
+            worker = session._rank._worker
+            assert worker is not None
+            num_bytes[kind] = worker._generator.cache.num_bytes
+            assert num_bytes[kind] == session.setup.cache_spec.num_bytes(1)
     head_dim = 12
     assert num_bytes["quantized:int8"] * 4 * head_dim == num_bytes["ring"] * (head_dim + 2)
 
@@ -114,7 +121,7 @@ def test_a_kind_that_does_not_suit_the_model_is_refused_in_one_sentence(
 ) -> None:
     folder = write_tiny_folder(tmp_path, KREA_RECIPE)
     with pytest.raises(UserInputError, match=remedy):
-        StreamSession(folder, kv_cache=kind, config=RuntimeConfig())
+        StreamSession(StreamConfig.of(folder, kv_cache=kind))
 
 
 @pytest.mark.parametrize("kind", ["quantized:int8", "paged"])

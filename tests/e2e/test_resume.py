@@ -1,16 +1,17 @@
-"""A stream that lost everything but its checkpoint goes on: no chunk twice, none missing."""
+"""A stream that lost everything but its log and snapshot resumes: no chunk twice, none missing."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.rank import Rank
-from scope_rt.record.snapshot import num_chunks_saved, run_that_saved
+from scope_rt.record.snapshot_store import look
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 
@@ -30,36 +31,43 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_tiny_folder(path)
 
 
+def kept_in(place: Path, folder: Path, **settings: Any) -> StreamConfig:
+    """A stream with a log and a snapshot in `place`."""
+    given = {"seed": 5, "log": place / "log", "snapshot": place / "snapshot"} | settings
+    return StreamConfig.of(folder, **given)
+
+
 def whole(folder: Path, *, rebuilt_at: int | None) -> list[Chunk]:
     """The stream that nothing happens to, or that is asked for a rebuild."""
     events = list(EVENTS)
     if rebuilt_at is not None:
         events.append(ScheduledEvent(chunk_index=rebuilt_at, recompute=True))
-    with StreamSession(folder, seed=5, config=RuntimeConfig()) as session:
+    with StreamSession(StreamConfig.of(folder, seed=5)) as session:
         return list(session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=events))
 
 
-def lost_after(folder: Path, checkpoint: Path, *, num_shown: int, num_held: int) -> list[Chunk]:
-    """A stream that ends without a word, its consumer holding `num_held` chunks for good."""
-    session = StreamSession(folder, seed=5, checkpoint=checkpoint, config=RuntimeConfig())
+def lost_after(place: Path, folder: Path, *, num_shown: int, num_acknowledged: int) -> list[Chunk]:
+    """A stream that ends without a word, its consumer having acknowledged `num_acknowledged`."""
+    session = StreamSession(kept_in(place, folder))
     shown: list[Chunk] = []
     for chunk in session.stream(
         "a red circle",
         num_chunks=NUM_CHUNKS,
         schedule=EVENTS,
-        num_held=lambda: min(len(shown), num_held),
+        acknowledged=lambda: min(len(shown), num_acknowledged),
     ):
         shown.append(chunk)
         if len(shown) == num_shown:
             break
-    return shown[:num_held]
+    session.log.close()
+    return shown[:num_acknowledged]
 
 
-def gone_on(folder: Path, checkpoint: Path, *, num_held: int) -> list[Chunk]:
-    with StreamSession(
-        folder, seed=5, checkpoint=checkpoint, resume=True, config=RuntimeConfig()
-    ) as session:
-        return list(session.stream("none", num_chunks=NUM_CHUNKS, num_held=lambda: num_held))
+def resumed(place: Path, folder: Path, *, num_acknowledged: int) -> list[Chunk]:
+    with StreamSession(kept_in(place, folder, resume=True)) as session:
+        return list(
+            session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: num_acknowledged)
+        )
 
 
 def same(got: Sequence[Chunk], want: Sequence[Chunk]) -> bool:
@@ -72,84 +80,103 @@ def same(got: Sequence[Chunk], want: Sequence[Chunk]) -> bool:
     )
 
 
-@pytest.mark.parametrize(("num_shown", "num_held"), [(1, 0), (3, 2), (4, 4), (7, 5), (8, 8)])
+@pytest.mark.parametrize(
+    ("num_shown", "num_acknowledged"), [(1, 0), (3, 2), (4, 4), (7, 5), (8, 8)]
+)
 def test_a_resumed_stream_equals_one_that_rebuilds_its_cache_there(
-    folder: Path, tmp_path: Path, num_shown: int, num_held: int
+    folder: Path, tmp_path: Path, num_shown: int, num_acknowledged: int
 ) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    kept = lost_after(folder, checkpoint, num_shown=num_shown, num_held=num_held)
-    stream = kept + gone_on(folder, checkpoint, num_held=num_held)
+    kept = lost_after(tmp_path, folder, num_shown=num_shown, num_acknowledged=num_acknowledged)
+    stream = kept + resumed(tmp_path, folder, num_acknowledged=num_acknowledged)
     assert same(stream, whole(folder, rebuilt_at=num_shown))
     assert same(stream[:num_shown], whole(folder, rebuilt_at=None)[:num_shown])
 
 
 def test_a_stream_can_be_lost_again_and_again(folder: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    stream = lost_after(folder, checkpoint, num_shown=1, num_held=1)
+    stream = lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1)
     while len(stream) < NUM_CHUNKS:
-        session = StreamSession(
-            folder, seed=5, checkpoint=checkpoint, resume=True, config=RuntimeConfig()
-        )
-        held = len(stream)
-        more = session.stream("none", num_chunks=NUM_CHUNKS, num_held=lambda: held)  # noqa: B023
+        session = StreamSession(kept_in(tmp_path, folder, resume=True))
+        have = len(stream)
+        more = session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: have)  # noqa: B023
         stream.append(next(iter(more)))
+        session.log.close()
     assert [chunk.chunk_index for chunk in stream] == list(range(NUM_CHUNKS))
     assert [chunk.cache_epoch for chunk in stream] == [0] * 7 + [1] * 2
 
 
-def test_without_a_checkpoint_file_a_resumed_session_starts_anew(
+def test_a_resumed_session_says_where_it_is_and_what_the_consumer_has(
     folder: Path, tmp_path: Path
 ) -> None:
-    checkpoint = tmp_path / "none"
-    with StreamSession(
-        folder, seed=5, checkpoint=checkpoint, resume=True, config=RuntimeConfig()
-    ) as session:
+    lost_after(tmp_path, folder, num_shown=4, num_acknowledged=2)
+    with StreamSession(kept_in(tmp_path, folder, resume=True)) as session:
+        assert session.resumed_at_chunk == 4
+        assert session.num_acknowledged_before == 2
+        assert session.history is not None
+        assert sorted(session.history.finished) == [0, 1, 2, 3]
+
+
+def test_without_a_snapshot_a_session_that_may_resume_starts_anew(
+    folder: Path, tmp_path: Path
+) -> None:
+    with StreamSession(kept_in(tmp_path, folder, resume=True)) as session:
         assert session.resumed_at_chunk is None
         chunks = list(session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=EVENTS))
     assert same(chunks, whole(folder, rebuilt_at=None))
 
 
-def test_a_new_stream_is_not_measured_by_what_an_earlier_run_left(
+def test_the_snapshot_tells_how_far_a_stream_is_and_who_ran_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    lost_after(folder, checkpoint, num_shown=4, num_held=4)
-    assert num_chunks_saved(checkpoint) == 4
-    earlier = run_that_saved(checkpoint)
-    assert num_chunks_saved(checkpoint, unless_by=earlier) == 0
+    lost_after(tmp_path, folder, num_shown=4, num_acknowledged=4)
+    earlier = look(tmp_path / "snapshot")
+    assert earlier is not None
+    assert earlier.next_chunk_index == 4
     monkeypatch.setattr(Rank, "run_id", "another")
-    lost_after(folder, checkpoint, num_shown=1, num_held=1)
-    assert num_chunks_saved(checkpoint, unless_by=earlier) == 1
+    lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1)
+    later = look(tmp_path / "snapshot")
+    assert later is not None
+    assert (later.run_id, later.next_chunk_index) == ("another", 1)
+    assert earlier.run_id != later.run_id
 
 
-def test_a_session_that_is_refused_leaves_the_checkpoint_and_a_new_one_removes_it(
+def test_a_session_that_is_refused_leaves_the_snapshot_and_a_new_one_removes_it(
     folder: Path, tmp_path: Path
 ) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    lost_after(folder, checkpoint, num_shown=1, num_held=1)
-    with pytest.raises(UserInputError, match="choose another file"):
-        StreamSession(folder, checkpoint=checkpoint, record=tmp_path, config=RuntimeConfig())
-    assert checkpoint.exists()
-    with StreamSession(folder, checkpoint=checkpoint, config=RuntimeConfig()) as session:
-        assert checkpoint.exists()
+    snapshot = tmp_path / "snapshot"
+    lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1)
+    refused = StreamSession(kept_in(tmp_path, folder, log=tmp_path))
+    with pytest.raises(UserInputError, match=str(tmp_path)):
+        refused.stream("a red circle", num_chunks=1)
+    assert look(snapshot) is not None
+    with StreamSession(kept_in(tmp_path, folder)) as session:
+        assert look(snapshot) is not None
         session.stream("a red circle", num_chunks=1)
-        assert not checkpoint.exists()
+        assert look(snapshot) is None
 
 
-def test_a_consumer_that_lost_chunks_is_told_what_to_delete(folder: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    lost_after(folder, checkpoint, num_shown=4, num_held=4)
-    with pytest.raises(UserInputError, match=f"holds 0 chunks, the checkpoint {checkpoint} goes"):
-        gone_on(folder, checkpoint, num_held=0)
+def test_a_consumer_that_lost_chunks_is_told_to_start_anew(folder: Path, tmp_path: Path) -> None:
+    lost_after(tmp_path, folder, num_shown=4, num_acknowledged=4)
+    with pytest.raises(UserInputError, match=r"holds 0 chunks, .*start a new stream"):
+        resumed(tmp_path, folder, num_acknowledged=0)
 
 
-def test_the_checkpoint_of_another_seed_is_refused(folder: Path, tmp_path: Path) -> None:
-    lost_after(folder, tmp_path / "checkpoint", num_shown=1, num_held=1)
-    with pytest.raises(UserInputError, match="with seed 5, this one has 6"):
-        StreamSession(
-            folder,
-            seed=6,
-            checkpoint=tmp_path / "checkpoint",
-            resume=True,
-            config=RuntimeConfig(),
-        )
+def test_the_snapshot_of_another_seed_is_refused(folder: Path, tmp_path: Path) -> None:
+    lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1)
+    with pytest.raises(UserInputError, match="seed 5, this one has 6"):
+        StreamSession(kept_in(tmp_path, folder, seed=6, resume=True))
+
+
+def test_a_frozen_log_saves_no_later_resume_point(folder: Path, tmp_path: Path) -> None:
+    """A snapshot beyond the log's end could not be resumed; the stream itself continues."""
+    session = StreamSession(kept_in(tmp_path, folder))
+    stream = session.stream("a red circle", num_chunks=NUM_CHUNKS)
+    shown = [next(stream), next(stream)]
+    before = look(tmp_path / "snapshot")
+    assert before is not None
+    session.log.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(session.log), "failure", "the disk is full")
+        shown += [next(stream), next(stream)]
+    assert look(tmp_path / "snapshot") == before
+    again = resumed(tmp_path, folder, num_acknowledged=before.next_chunk_index)
+    assert again[0].chunk_index == before.next_chunk_index

@@ -2,17 +2,23 @@
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from scope_contracts.errors import UserInputError
-from scope_rt.config import RuntimeConfig
+from scope_contracts.errors import ScopeError, UserInputError
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.loading import ModelFolder
 from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.stream_setup import StreamSetup
+from scope_rt.text.words import WordTextEncoder
 from tests.tiny_folder import RECIPE, write_tiny_folder
 
 
@@ -23,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(folder: Path) -> Iterator[StreamSession]:
-    with StreamSession(folder, seed=5, config=RuntimeConfig()) as opened:
+    with StreamSession(StreamConfig.of(folder, seed=5)) as opened:
         yield opened
 
 
@@ -44,7 +50,7 @@ def test_chunks_carry_frames_epochs_and_calls(session: StreamSession) -> None:
 def test_equal_seeds_give_equal_streams_and_others_do_not(folder: Path) -> None:
     runs = []
     for seed in (5, 5, 6):
-        with StreamSession(folder, seed=seed, config=RuntimeConfig()) as session:
+        with StreamSession(StreamConfig.of(folder, seed=seed)) as session:
             runs.append(digests(session.stream("red circle", num_chunks=3)))
     assert runs[0] == runs[1]
     assert not set(runs[0]) & set(runs[2])
@@ -56,7 +62,7 @@ def test_word_order_and_case_do_not_matter(folder: Path) -> None:
         "a red circle and a blue square, fast, on navy",
         "FAST Blue Square red circle navy",
     ):
-        with StreamSession(folder, seed=5, config=RuntimeConfig()) as session:
+        with StreamSession(StreamConfig.of(folder, seed=5)) as session:
             runs.append(digests(session.stream(prompt, num_chunks=2)))
     assert runs[0] == runs[1]
 
@@ -80,7 +86,7 @@ def test_hard_cut_from_another_thread_starts_a_new_epoch(session: StreamSession)
     assert after.cache_epoch == before.cache_epoch + 1
 
 
-def test_a_bad_prompt_is_refused_and_the_stream_goes_on(session: StreamSession) -> None:
+def test_a_bad_prompt_is_refused_and_the_stream_continues(session: StreamSession) -> None:
     stream = session.stream("red circle")
     next(stream)
     with pytest.raises(UserInputError, match="unknown word 'dragon'"):
@@ -103,20 +109,22 @@ def test_a_second_stream_of_a_session_is_a_new_epoch(session: StreamSession) -> 
         ({"plan": "pp9"}, "choose one of"),
         ({"plan": "pp0", "tp": 2}, "needs 3 processes, got 1"),
         ({"tp": 2}, "one process"),
-        ({"seed": -1}, "--seed -1"),
-        ({"kv_cache_attention_bias": 0.0}, "0 < bias <= 1"),
+        ({"seed": -1}, "seed: got -1, want a number at least 0"),
+        ({"kv_cache_attention_bias": 0.0}, "want a number above 0 and at most 1"),
     ],
 )
 def test_bad_arguments_name_what_to_change(
-    folder: Path, arguments: dict[str, object], message: str
+    folder: Path, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserInputError, match=message):
-        StreamSession(**{"model": folder, "config": RuntimeConfig()} | arguments)  # type: ignore[arg-type]
+        StreamSession(StreamConfig.of(**{"model": folder} | arguments))
 
 
 def test_tp_that_does_not_divide_the_heads_is_refused_before_any_rank_meets(folder: Path) -> None:
-    with pytest.raises(UserInputError, match="--tp 3 does not divide the model's 4 heads"):
-        StreamSession(folder, plan="tp_v1_1", tp=3, config=RuntimeConfig(world_size=3))
+    with pytest.raises(UserInputError, match="tp 3 does not divide the model's 4 heads"):
+        StreamSetup.of(
+            StreamConfig.of(folder, plan="tp_v1_1", tp=3), LaunchEnvironment(world_size=3)
+        )
 
 
 @pytest.mark.timeout(600)
@@ -147,7 +155,7 @@ def test_an_abandoned_stream_leaves_nothing_to_the_next(session: StreamSession) 
 
 
 def test_closing_twice_is_closing_once(folder: Path) -> None:
-    with StreamSession(folder, config=RuntimeConfig()) as session:
+    with StreamSession(StreamConfig.of(folder)) as session:
         next(session.stream("red circle"))
         assert session.close() == session.close()
 
@@ -160,7 +168,7 @@ def test_a_failure_inside_a_chunk_keeps_its_own_name(
 
     with (
         pytest.raises(KeyboardInterrupt),
-        StreamSession(folder, config=RuntimeConfig()) as session,
+        StreamSession(StreamConfig.of(folder)) as session,
     ):
         stream = session.stream("red circle")
         next(stream)
@@ -170,22 +178,74 @@ def test_a_failure_inside_a_chunk_keeps_its_own_name(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes_stream(folder: Path, dtype: torch.dtype) -> None:
-    with StreamSession(folder, dtype=dtype, config=RuntimeConfig()) as session:
+    with StreamSession(StreamConfig.of(folder, dtype=dtype)) as session:
         (chunk,) = session.stream("red circle", num_chunks=1)
     assert chunk.latents.dtype is dtype
     assert chunk.frames.std() > 0
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("environ", "message"),
     [
-        ({"tp_plan": "pp0"}, "SCOPE_TP_PLAN is 'pp0'"),
-        ({"pp_enabled": True}, "SCOPE_PP_ENABLED"),
-        ({"tp_allow_compile": True}, "not supported yet"),
+        ({"SCOPE_TP_PLAN": "pp0"}, "SCOPE_TP_PLAN is 'pp0'"),
+        ({"SCOPE_PP_ENABLED": "1"}, "SCOPE_PP_ENABLED"),
+        ({"SCOPE_TP_ALLOW_COMPILE": "1"}, "not supported yet"),
     ],
 )
 def test_an_environment_that_asks_for_something_else_is_refused(
-    folder: Path, setting: dict[str, object], message: str
+    folder: Path, environ: dict[str, str], message: str
 ) -> None:
+    config = StreamConfig.load(model=folder, environ=environ)
     with pytest.raises(UserInputError, match=message):
-        StreamSession(folder, config=RuntimeConfig(**setting))  # type: ignore[arg-type]
+        StreamSession(config)
+
+
+def test_a_closed_session_says_so_and_does_not_stream_on(folder: Path) -> None:
+    session = StreamSession(StreamConfig.of(folder))
+    stream = session.stream("red circle")
+    next(stream)
+    session.close()
+    with pytest.raises(UserInputError, match="this session is closed; open a new one"):
+        next(stream)
+    with pytest.raises(UserInputError, match="this session is closed; open a new one"):
+        session.stream("red circle")
+    with pytest.raises(ScopeError, match="start a new stream"):
+        session.prompt("blue square")
+
+
+def test_a_prompt_is_encoded_once_however_often_it_is_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[str] = []
+    encode = WordTextEncoder.__call__
+
+    def noting(encoder: WordTextEncoder, prompts: Sequence[str]) -> Tensor:
+        encoded.extend(prompts)
+        embeds: Tensor = encode(encoder, prompts)
+        return embeds
+
+    monkeypatch.setattr(WordTextEncoder, "__call__", noting)
+    events = [ScheduledEvent(chunk_index=1, prompt="blue square")]
+    with StreamSession(StreamConfig.of(folder)) as session:
+        list(session.stream("red circle", num_chunks=2, schedule=events))
+        session.prompt("red circle")
+        list(session.stream("blue square", num_chunks=1))
+    assert encoded == ["red circle", "blue square"]
+
+
+def test_the_model_folder_is_read_once_by_a_rank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+    read = ModelFolder.open
+
+    def noting(name: str | Path) -> ModelFolder:
+        opened.append(name)
+        return read(name)
+
+    monkeypatch.setattr(ModelFolder, "open", noting)
+    setup = StreamSetup.of(StreamConfig.of(folder))
+    with StreamSession(setup) as session:
+        assert session.setup is setup
+        list(session.stream("red circle", num_chunks=2))
+    assert opened == [str(folder)]

@@ -7,7 +7,7 @@ import pytest
 from scope_lab import bench_contract
 from scope_lab.bench_contract import ContractBenchmark, Cost, Slowdown, table
 from scope_lab.contract_parts import Kind, Moment, contract_parts
-from scope_rt.models.loading import ModelFolder
+from scope_rt.config import StreamConfig
 from tests.tiny_folder import write_tiny_folder
 
 COST = Cost(
@@ -26,7 +26,7 @@ FOUND = ContractBenchmark(
     rounds=2,
     chunks=3,
     chunk_ms=10.0,
-    costs=(COST, replace(COST, name="checkpoint", share=0.5, kind=Kind.ON_REQUEST)),
+    costs=(COST, replace(COST, name="snapshot", share=0.5, kind=Kind.ON_REQUEST)),
     share=0.009,
     share_always=0.02,
     whole=Slowdown(median=0.005, lowest=-0.01, highest=0.02),
@@ -47,9 +47,9 @@ def test_the_shares_are_the_sums_of_their_parts(measured: ContractBenchmark) -> 
     assert measured.share_always == pytest.approx(share[Kind.BUDGETED] + share[Kind.ALWAYS])
 
 
-def test_parity_digests_budget_and_recorder_are_all_measured(measured: ContractBenchmark) -> None:
+def test_parity_digests_budget_and_log_are_all_measured(measured: ContractBenchmark) -> None:
     budgeted = {cost.name for cost in measured.costs if cost.kind is Kind.BUDGETED}
-    for word in ("comparison", "weights", "state digest", "SHA-256", "call budget", "recorder"):
+    for word in ("comparison", "weights", "state digest", "SHA-256", "call budget", "stream log"):
         assert any(word in name for name in budgeted), word
     assert all(cost.microseconds > 0 for cost in measured.costs if cost.kind is not Kind.ON_REQUEST)
     assert all(cost.lower <= cost.microseconds <= cost.upper for cost in measured.costs)
@@ -61,8 +61,8 @@ def test_a_chunk_takes_longer_than_its_contract(measured: ContractBenchmark) -> 
 
 
 def test_every_part_leaves_what_the_next_call_of_it_needs(tmp_path: Path) -> None:
-    model = ModelFolder.open(write_tiny_folder(tmp_path / "model"))
-    with contract_parts(model, folder=tmp_path, digest_every=64) as parts:
+    config = StreamConfig.of(write_tiny_folder(tmp_path / "model"))
+    with contract_parts(config, folder=tmp_path) as parts:
         for part in parts * 3:
             part.work()
             if part.without is not None:

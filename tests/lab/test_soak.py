@@ -39,8 +39,8 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--minutes", "an hour"], "--minutes: 'an hour' is not a number above 0"),
         (["--fault-every", "0"], "--fault-every: '0' is not a number above 0"),
         (["--cue-every", "-1"], "--cue-every: '-1' is not a number above 0"),
-        (["--tp", "3"], "--tp 3 does not divide the model's 4 heads"),
-        (["--plan", "single", "--tp", "2"], "--plan single runs in one process"),
+        (["--tp", "3"], "tp 3 does not divide the model's 4 heads"),
+        (["--plan", "single", "--tp", "2"], "plan single runs in one process"),
     ],
 )
 def test_a_bad_argument_is_one_sentence_and_leaves_no_folder(

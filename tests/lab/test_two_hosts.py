@@ -8,7 +8,7 @@ import pytest
 from scope_contracts.envelope import PlanId
 from scope_lab.two_hosts import Fault, main, misnamed
 from scope_lab.two_hosts_report import HostReport
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 
 PP1_TP2 = Topology(plan_id=PlanId.PP1, tp_degree=2)
 FAR_SILENT = "rank 0: receive from rank 1: ranks 1, 2 sent no heartbeat for 4.2 s"

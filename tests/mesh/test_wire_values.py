@@ -8,6 +8,7 @@ import torch
 
 from scope_contracts.errors import ContractError, LinkError
 from scope_contracts.lifecycle import StreamPosition
+from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.mesh.failures import RankAddresses
 from scope_rt.mesh.heartbeat import Failure, FailureKind, Heartbeat
 from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
@@ -18,8 +19,13 @@ from tests.mesh.meetings import meet_two, point_at
 
 POINT = MeshResumePoint(
     position=StreamPosition(call_id=4, chunk_index=3, cache_epoch=1, next_start_frame=9),
-    memory={"num_frames": torch.tensor(9), "recent": torch.arange(6.0).view(1, 2, 3)},
-    decoder={"previous": torch.ones(2, dtype=torch.bfloat16), "none": torch.empty(0)},
+    tail=StreamTail(
+        chunks=(
+            TailChunk(start_frame=6, latents=torch.arange(6.0).view(1, 2, 3, 1, 1)),
+            TailChunk(start_frame=0, latents=torch.ones(1, 2, 1, 1, 1, dtype=torch.bfloat16)),
+        ),
+        sinks=torch.empty(0),
+    ),
 )
 HELD = {"blocks.0.weight": 2**64 - 1, "a": 0, "b": 2**63}
 
@@ -29,16 +35,17 @@ def test_a_rank_that_loaded_is_read_as_it_was_sent() -> None:
     read = decode_loaded(encode_loaded(sent))
     assert (read.held, read.checkpoint) == (sent.held, sent.checkpoint)
     assert read.resume_point.position == POINT.position
-    for state, want in (
-        (read.resume_point.memory, POINT.memory),
-        (read.resume_point.decoder, POINT.decoder),
-    ):
-        assert state is not None
-        assert want is not None
-        assert list(state) == list(want)
-        for name, tensor in want.items():
-            assert state[name].dtype == tensor.dtype
-            assert torch.equal(state[name], tensor)
+    got, want = read.resume_point.tail, POINT.tail
+    assert got is not None
+    assert want is not None
+    assert [c.start_frame for c in got.chunks] == [c.start_frame for c in want.chunks]
+    pairs = [*zip(got.chunks, want.chunks, strict=True)]
+    tensors = [(one.latents, other.latents) for one, other in pairs]
+    for tensor, sent_tensor in [*tensors, (got.sinks, want.sinks)]:
+        assert tensor is not None
+        assert sent_tensor is not None
+        assert tensor.dtype == sent_tensor.dtype
+        assert torch.equal(tensor, sent_tensor)
 
 
 def test_a_rank_that_generates_nothing_and_resumed_nothing_says_so() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scope_contracts.errors import UserInputError
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
 from tests.tiny_folder import write_tiny_folder
@@ -64,7 +64,7 @@ def test_a_broken_folder_is_refused(
     folder = write_tiny_folder(tmp_path / "model")
     spoil(folder)
     with pytest.raises(UserInputError, match=message):
-        StreamSession(folder, config=RuntimeConfig())
+        StreamSession(StreamConfig.of(folder))
 
 
 @pytest.mark.parametrize(

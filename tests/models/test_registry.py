@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import UserInputError
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.registry import Registry, register_codec, register_text_encoder
 from scope_rt.session import StreamSession
@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_session_streams_with_a_registered_codec_and_text_encoder(folder: Path) -> None:
     register_codec("MyCodec", TinyVideoCodec.from_pretrained)
     register_text_encoder("Letters", lambda folder: LettersTextEncoder())
-    with StreamSession(folder, config=RuntimeConfig()) as session:
+    with StreamSession(StreamConfig.of(folder)) as session:
         (chunk,) = session.stream("anything at all", num_chunks=1)
     assert chunk.frames.shape == (12, 16, 32, 3)
 

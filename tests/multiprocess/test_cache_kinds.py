@@ -1,14 +1,14 @@
 """Every kind of cache gives the same video in every plan, and ranks that evict differently stop."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.break_it.faults import FaultPlan, InjectedFaults, at
 from tests.multiprocess.ranks import Ranks
@@ -20,7 +20,8 @@ REBUILD = ScheduledEvent(chunk_index=5, recompute=True)
 
 def stream(folder: Path, plan: str, tp: int, kind: str) -> tuple[list[Any], tuple[int, ...]]:
     """A stream as rank0 emitted it, and the frames a generator rank ends with."""
-    with StreamSession(folder, plan=plan, tp=tp, seed=11, kv_cache=kind) as session:
+    config = StreamConfig.load(model=folder, plan=plan, tp=tp, seed=11, kv_cache=kind)
+    with StreamSession(config) as session:
         chunks = session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=[REBUILD])
         made = [(chunk.latents_sha256, chunk.latents.numpy()) for chunk in chunks]
         worker = session._rank._worker
@@ -53,17 +54,12 @@ def test_a_kind_of_cache_gives_the_same_video_in_every_plan(
 
 
 def misjudged(folder: Path, faults: FaultPlan) -> None:
-    config = replace(RuntimeConfig.from_environment(), digest_every=1)
-    injected = InjectedFaults(faults, rank=config.rank, attempt=config.attempt)
-    with StreamSession(
-        folder,
-        plan="tp_v1_1",
-        tp=2,
-        seed=11,
-        kv_cache="h2o",
-        instruments=Instruments(faults=injected),
-        config=config,
-    ) as session:
+    config = StreamConfig.load(
+        model=folder, plan="tp_v1_1", tp=2, seed=11, kv_cache="h2o", digest_every=1
+    )
+    here = LaunchEnvironment.from_environment()
+    injected = InjectedFaults(faults, rank=here.rank, attempt=here.attempt)
+    with StreamSession(config, instruments=Instruments(faults=injected)) as session:
         list(session.stream("a red circle", num_chunks=NUM_CHUNKS))
 
 
@@ -79,8 +75,9 @@ def test_a_rank_with_other_scores_is_named_before_it_evicts_another_frame(
 
 
 def stream_on_two_kinds(folder: Path) -> None:
-    kind = "quantized" if RuntimeConfig.from_environment().rank else None
-    with StreamSession(folder, plan="tp_v1_1", tp=2, kv_cache=kind) as session:
+    kind = "quantized" if LaunchEnvironment.from_environment().rank else None
+    config = StreamConfig.load(model=folder, plan="tp_v1_1", tp=2, kv_cache=kind)
+    with StreamSession(config) as session:
         list(session.stream("a red circle", num_chunks=1))
 
 

@@ -11,10 +11,11 @@ import torch
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import LinkError
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import MeshConfig
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.process_group import ProcessGroups, World, join_world
 from scope_rt.mesh.rendezvous import MeetingPoint, host_store
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from tests.multiprocess.ranks import Ranks, free_port
 
 BOUND_S = 2.0
@@ -31,17 +32,15 @@ def port() -> Iterator[int]:
 
 
 def join(port: int, *, bound_s: float = BOUND_S, hosted: bool = True) -> World:
-    config = RuntimeConfig(
+    environment = LaunchEnvironment(
         launched=True,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         master_addr="127.0.0.1",
         master_port=port,
         store_is_hosted=hosted,
-        heartbeat_timeout_s=bound_s,
-        start_timeout_s=20.0,
     )
-    return join_world(config)
+    return join_world(environment, MeshConfig(heartbeat_timeout_s=bound_s, start_timeout_s=20.0))
 
 
 def wait_for_a_peer(groups: ProcessGroups, wait: str) -> None:

@@ -12,13 +12,14 @@ from torch import Tensor
 from scope_contracts.envelope import PlanId, PPEnvelope
 from scope_lab.parity import replay
 from scope_lab.reference_rollout import Recording
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import MeshConfig, StreamConfig
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.instruments import Instruments
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.process_group import join_world
-from scope_rt.mesh.topology import Topology
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.topology import Topology
 from scope_rt.trace import TraceRecorder
 from scope_rt.vae.tiny import TinyStreamingDecoder
 from tests.multiprocess.ranks import Ranks
@@ -51,7 +52,7 @@ RECORDING = Path(__file__).parents[1] / "parity" / "win6.safetensors"
 
 def stream(folder: Path, plan: str, tp: int) -> list[dict[str, Any]]:
     """One stream, as every rank of the plan runs it."""
-    with StreamSession(folder, plan=plan, tp=tp, seed=11) as session:
+    with StreamSession(StreamConfig.load(model=folder, plan=plan, tp=tp, seed=11)) as session:
         chunks = session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=EVENTS)
         return [
             {
@@ -112,7 +113,8 @@ def krea_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recomputed_stream(
     folder: Path, plan: str, tp: int, mode: str
 ) -> list[tuple[str, bool, int, bytes]]:
-    with StreamSession(folder, plan=plan, tp=tp, seed=11, recompute=mode) as session:
+    config = StreamConfig.load(model=folder, plan=plan, tp=tp, seed=11, recompute=mode)
+    with StreamSession(config) as session:
         chunks = session.stream("a red circle", num_chunks=6, schedule=[CUT])
         return [
             (c.latents_sha256, c.recomputed, c.generator_calls, c.frames.tobytes()) for c in chunks
@@ -154,8 +156,7 @@ def test_the_three_recompute_modes_are_three_streams(ranks: Ranks, krea_folder: 
 
 def parity_difference(tp: int) -> float:
     """The recorded rollout on this rank's share of the heads."""
-    config = RuntimeConfig.from_environment()
-    world = join_world(config)
+    world = join_world(LaunchEnvironment.from_environment(), MeshConfig())
     topology = Topology(plan_id=PlanId.TP_V1_1, tp_degree=tp)
     groups = world.build_groups(topology)
     report = replay(Recording(RECORDING), groups.sums)
@@ -200,7 +201,8 @@ def spans_of_pp1(folder: Path, at: Path) -> list[tuple[int, str, float, float]]:
 
     TinyStreamingDecoder.decode = slow_decode  # type: ignore[method-assign,assignment]
     ChunkGenerator.generate = slow_generate  # type: ignore[method-assign,assignment]
-    session = StreamSession(folder, plan="pp1", tp=1, seed=1, instruments=Instruments(trace=trace))
+    config = StreamConfig.load(model=folder, plan="pp1", tp=1, seed=1)
+    session = StreamSession(config, instruments=Instruments(trace=trace))
     list(session.stream("a red circle", num_chunks=NUM_SPANS))
     TinyStreamingDecoder.decode = decode  # type: ignore[method-assign]
     ChunkGenerator.generate = generate  # type: ignore[method-assign]

@@ -6,12 +6,14 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scope_contracts.call_budget import CallBudget
 from scope_contracts.errors import LinkTimeoutError
 from scope_rt.checks import Checks
+from scope_rt.config import StreamConfig
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.worker import Worker
 from scope_rt.models.loading import WEIGHTS_NAME
@@ -19,10 +21,14 @@ from scope_rt.session import StreamSession
 from tests.multiprocess.ranks import Ranks
 
 
+def made(folder: Path, **settings: Any) -> StreamConfig:
+    return StreamConfig.load(model=folder, **settings)
+
+
 def stream_two_chunks(folder: Path, plan: str, tp: int, odd: dict[str, int] | None = None) -> int:
     """Stream; rank 1 takes other arguments than rank0 where `odd` says so."""
     arguments = (odd or {}) if os.environ["RANK"] == "1" else {}
-    with StreamSession(folder, plan=plan, tp=tp, **arguments) as session:  # type: ignore[arg-type]
+    with StreamSession(made(folder, plan=plan, tp=tp, **arguments)) as session:
         return len(list(session.stream("red circle", num_chunks=2)))
 
 
@@ -47,7 +53,8 @@ def test_another_picture_size_on_one_rank_stops_all_ranks(ranks: Ranks, folder: 
 
 def stream_own_copy(folders: tuple[Path, Path]) -> None:
     """Each rank streams from a folder of its own, as ranks of two hosts do."""
-    with StreamSession(folders[int(os.environ["RANK"])], plan="pp1", tp=1) as session:
+    own = folders[int(os.environ["RANK"])]
+    with StreamSession(StreamConfig.load(model=own, plan="pp1", tp=1)) as session:
         list(session.stream("red circle", num_chunks=1))
 
 
@@ -67,7 +74,7 @@ def test_another_bit_in_one_ranks_copy_of_the_weights_stops_all_ranks(
 
 def fail_in_user_code(folder: Path) -> None:
     """Rank0's own code raises between two chunks; the mesh must still be told to stop."""
-    with StreamSession(folder, plan="pp1", tp=1) as session:
+    with StreamSession(made(folder, plan="pp1", tp=1)) as session:
         for chunk in session.stream("red circle"):
             if chunk.chunk_index == 2:
                 raise ZeroDivisionError("user code")
@@ -86,7 +93,7 @@ def leave(*arguments: object) -> None:
 
 def abandon(folder: Path) -> None:
     """Rank 1 takes what rank0 has sent it, and leaves without a word instead of an answer."""
-    session = StreamSession(folder, plan="pp0", tp=1)
+    session = StreamSession(made(folder, plan="pp0", tp=1))
     with pytest.MonkeyPatch.context() as patch, suppress(InterruptedError):
         if os.environ["RANK"] == "1":
             patch.setattr(Worker, "execute", leave)
@@ -109,7 +116,7 @@ def one_call_too_many(folder: Path) -> None:
     is_odd = os.environ["RANK"] == "1"
     checks = Checks(count_call=count_twice) if is_odd else Checks()
     instruments = Instruments(checks=checks)
-    with StreamSession(folder, plan="pp0", tp=1, instruments=instruments) as session:
+    with StreamSession(made(folder, plan="pp0", tp=1), instruments=instruments) as session:
         list(session.stream("red circle", num_chunks=1))
 
 
@@ -127,7 +134,7 @@ def stop_the_mesh(folder: Path, plan: str, tp: int, pids: Path) -> float:
     """Rank 1 is stopped by the kernel after the first chunk; rank0 measures its own patience."""
     if os.environ["RANK"] == "1":
         pids.write_text(str(os.getpid()))
-    with StreamSession(folder, plan=plan, tp=tp) as session:
+    with StreamSession(made(folder, plan=plan, tp=tp)) as session:
         stream = session.stream("red circle")
         for _ in stream:
             break
@@ -169,7 +176,7 @@ def test_a_session_streams_twice_on_a_pipelined_plan(ranks: Ranks, folder: Path)
 
 def two_streams(folder: Path) -> int:
     """Two streams, one session; every rank runs the same lines."""
-    with StreamSession(folder, plan="pp1", tp=1) as session:
+    with StreamSession(made(folder, plan="pp1", tp=1)) as session:
         first = list(session.stream("red circle", num_chunks=2))
         return len(first) + len(list(session.stream("blue square", num_chunks=2)))
 

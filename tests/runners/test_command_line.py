@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from scope_rt import __version__
+from scope_rt.version import __version__
 from scope_runners.main import COMMANDS, main
 
 

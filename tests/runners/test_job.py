@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_rt.config import RuntimeConfig
 from scope_rt.session import ScheduledEvent
 from scope_runners.job import Timeline, check_machine, check_outputs, place_events, prepare
 from scope_runners.request import parse_stream_request
@@ -48,43 +47,42 @@ def test_events_after_the_end_are_named_and_left_to_a_longer_stream() -> None:
 
 
 def test_the_embedded_model_makes_chunks_of_its_own_size() -> None:
-    job = prepare(
-        parse_stream_request(["--prompt", "a red circle", "--seconds", "20"]), RuntimeConfig()
-    )
+    job = prepare(parse_stream_request(["--prompt", "a red circle", "--seconds", "20"]))
     assert (job.timeline.frames_per_chunk, job.timeline.num_chunks) == (12, 27)
-    assert (job.height, job.width) == (job.recipe.default_height, job.recipe.default_width)
+    recipe = job.setup.recipe
+    assert (job.setup.height, job.setup.width) == (recipe.default_height, recipe.default_width)
 
 
-def test_a_cache_that_does_not_suit_the_model_is_refused_by_its_flag(tmp_path: Path) -> None:
+def test_a_cache_that_does_not_suit_the_model_is_refused_by_its_setting(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path)
     arguments = ["--prompt", "a red circle", "--model", str(folder), "--kv-cache", "quantized:int4"]
-    with pytest.raises(UserInputError, match=r"--kv-cache quantized:int4: keys dim: got 12.*int8"):
-        prepare(parse_stream_request(arguments), RuntimeConfig())
+    with pytest.raises(UserInputError, match=r"kv_cache quantized:int4: keys dim: got 12.*int8"):
+        prepare(parse_stream_request(arguments))
 
 
 def test_more_ranks_than_cores_must_be_asked_for() -> None:
     arguments = ["--prompt", "a red circle", "--plan", "pp1", "--tp", "2"]
-    job = prepare(parse_stream_request(arguments), RuntimeConfig())
+    job = prepare(parse_stream_request(arguments))
     check_machine(job, num_cores=3, num_gpus=0)
     with pytest.raises(UserInputError, match=r"3 processes.* 2 CPU cores; add --oversubscribe"):
         check_machine(job, num_cores=2, num_gpus=0)
     check_machine(
-        prepare(parse_stream_request([*arguments, "--oversubscribe"]), RuntimeConfig()),
+        prepare(parse_stream_request([*arguments, "--oversubscribe"])),
         num_cores=2,
         num_gpus=0,
     )
 
 
 def test_more_ranks_than_gpus_are_refused() -> None:
-    job = prepare(
-        parse_stream_request(["--prompt", "a red circle", "--plan", "pp1"]), RuntimeConfig()
-    )
+    job = prepare(parse_stream_request(["--prompt", "a red circle", "--plan", "pp1"]))
     with pytest.raises(UserInputError, match="CUDA_VISIBLE_DEVICES"):
         check_machine(job, num_cores=8, num_gpus=1)
 
 
 def test_checking_the_outputs_leaves_nothing_behind(tmp_path: Path) -> None:
     arguments = ["--prompt", "a red circle", "--out", str(tmp_path / "a.mp4")]
-    files = check_outputs(prepare(parse_stream_request(arguments), RuntimeConfig()))
+    job = prepare(parse_stream_request(arguments))
+    check_outputs(job)
+    files = job.files
     assert (files.contact_sheet.name, files.summary.name) == ("a.png", "a.json")
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 import struct
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from scope_contracts.errors import ContractError, UserInputError
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Control, Dropped, Finished, Opened, Planned, Record
 from scope_contracts.tensor_spec import DType
+from scope_rt.config import StreamConfig
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.recorded_stream import open_recording
@@ -42,10 +44,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recording(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stream with a soft transition, a forced recompute and a hard cut."""
     path = tmp_path_factory.mktemp("recording") / "a.scope"
-    with StreamSession(model, seed=3, kv_cache_attention_bias=0.8, record=path) as session:
+    config = StreamConfig.of(
+        model, seed=3, kv_cache_attention_bias=0.8, log=path, record_latents=True
+    )
+    with StreamSession(config) as session:
         chunks = session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=SCHEDULE)
         assert len(list(chunks)) == NUM_CHUNKS
-    assert session.recording_failure is None
+    assert session.log.failure is None
     return path
 
 
@@ -151,18 +156,20 @@ def test_a_stream_that_was_started_again_is_one_that_recomputes_there(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The restart falls into a soft transition; the lost chunk's records are not the stream's."""
-    record, checkpoint = tmp_path / "a.scope", tmp_path / "checkpoint"
+    record, snapshot = tmp_path / "a.scope", tmp_path / "snapshot"
+    config = StreamConfig.of(model, seed=3, log=record, record_latents=True, snapshot=snapshot)
 
     def session(*, resume: bool) -> StreamSession:
-        return StreamSession(model, seed=3, record=record, checkpoint=checkpoint, resume=resume)
+        return StreamSession(config.with_settings(resume=resume))
 
     first = session(resume=False)
     chunks = first.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=SCHEDULE)
     assert [next(chunks).chunk_index for _ in range(4)] == [0, 1, 2, 3]
-    saved = checkpoint.read_bytes()
+    saved = shutil.copytree(snapshot, tmp_path / "saved")
     next(chunks)
     first.close()
-    checkpoint.write_bytes(saved)
+    shutil.rmtree(snapshot, ignore_errors=True)
+    saved.rename(snapshot)
     with record.open("ab") as file:
         file.write(b"\x99\x00\x00")
     with session(resume=True) as second:

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_runners.request import TimedPrompt, parse_stream_request
+from scope_rt.topology import Topology
+from scope_runners.request import StreamRequest, TimedPrompt, parse_stream_request
 
 
 def test_times_are_exact_with_or_without_the_unit() -> None:
@@ -25,8 +26,12 @@ def test_a_prompt_may_contain_colons_and_repeat() -> None:
 
 def test_later_flags_win_and_tp_follows_the_plan() -> None:
     first = parse_stream_request(["--prompt", "a", "--prompt", "b", "--plan", "tp_v1_1"])
-    assert (first.prompt, first.tp_degree) == ("b", 2)
-    assert parse_stream_request(["--prompt", "a", "--plan", "pp1"]).tp_degree == 1
+    assert (first.prompt, _tp_degree(first)) == ("b", 2)
+    assert _tp_degree(parse_stream_request(["--prompt", "a", "--plan", "pp1"])) == 1
+
+
+def _tp_degree(request: StreamRequest) -> int:
+    return Topology.of(request.config.mesh.plan, request.config.mesh.tp).tp_degree
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scope_contracts import errors
-from scope_rt.config import VARIABLES, RuntimeConfig
+from scope_rt.config import StreamConfig, variables
 from scope_rt.environment_names import INTERNAL_VARIABLES, LOG_LEVEL
 from scope_runners import exit_codes, logs
 from scope_runners.main import main
@@ -30,7 +29,7 @@ def rows(page: str) -> list[list[str]]:
 
 def test_every_variable_is_documented_and_every_documented_one_is_read() -> None:
     names = [row[0].removesuffix(" =").strip("`") for row in rows("settings.md")]
-    assert sorted(names) == sorted({*VARIABLES, LOG_LEVEL})
+    assert sorted(names) == sorted({*variables(), LOG_LEVEL})
     page = (RUNBOOKS / "settings.md").read_text()
     assert all(f"`{name}`" in page for name in INTERNAL_VARIABLES)
 
@@ -42,15 +41,9 @@ def test_the_documented_defaults_are_those_of_the_reader() -> None:
             given[name.removesuffix(" =").strip("`")] = default.strip("`")
     assert given.pop(LOG_LEVEL) == logs.DEFAULT_LEVEL
     assert len(given) == 10
-    untouched = RuntimeConfig.from_environment({})
+    untouched = StreamConfig.load(environ={})
     for name, value in given.items():
-        changed = RuntimeConfig.from_environment({name: value})
-        assert changed in (untouched, _with_default_cache(untouched)), name
-
-
-def _with_default_cache(config: RuntimeConfig) -> RuntimeConfig:
-    """The reader leaves the default cache to the stream's setup."""
-    return replace(config, kv_cache="ring")
+        assert StreamConfig.load(environ={name: value}) == untouched, name
 
 
 def test_the_memory_plan_that_is_shown_is_what_the_command_prints(

@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from scope_contracts.errors import CheckpointError, RecordingError
+from scope_contracts.errors import RecordingError
 from scope_rt.disk import DaemonExecutor, StallError, answer
-from scope_rt.record import snapshot
-from scope_rt.record.snapshot import Checkpoint, num_chunks_saved, run_that_saved
 from scope_rt.video import writer as video_writer
 from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.segments import SegmentJournal
 from scope_runners import journal as journal_module
 from scope_runners.journal import Journal, read
-from tests.control.test_controller import SETTINGS, MemoryMesh, controller
 from tests.runners.test_journal import REQUEST, record
 from tests.video.test_full_disk import (
     CHUNK,
@@ -75,89 +72,11 @@ class File(FileIO):
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk()
-    for module in (snapshot, journal_module):
-        monkeypatch.setattr(module, "STALL_TIMEOUT_S", BOUND_S)
-    for module in (snapshot, journal_module, video_writer):
+    monkeypatch.setattr(journal_module, "STALL_TIMEOUT_S", BOUND_S)
+    for module in (journal_module, video_writer):
         monkeypatch.setattr(module, "answer", disk.answer)
     yield disk
     disk.back.set()
-
-
-def test_a_checkpoint_that_stalls_is_named_and_never_replaces_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
-) -> None:
-    path = tmp_path / "c"
-    write_bytes = Path.write_bytes
-
-    def write(path: Path, content: bytes) -> int:
-        disk.wait()
-        return write_bytes(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", write)
-    checkpoint = Checkpoint(path, {"seed": 1})
-    stream = controller(MemoryMesh(), max_in_flight=1, checkpoint=checkpoint).run(8)
-    next(stream)
-    before = path.read_bytes()
-    disk.stalls.set()
-    with pytest.raises(CheckpointError, match=r"/c \(no answer from the disk for 0.2 s\); free"):
-        next(stream)
-    assert not disk.back.is_set()
-    disk.back.set()
-    checkpoint._disk.settle(timeout_s=20)
-    assert path.read_bytes() == before
-    assert checkpoint.load(SETTINGS) is not None
-
-
-def test_a_write_that_comes_late_cannot_spoil_a_newer_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "c"
-    checkpoint = Checkpoint(path, {"seed": 1})
-    stream = controller(MemoryMesh(), max_in_flight=1, checkpoint=checkpoint).run(3)
-    next(stream)
-    with (tmp_path / "c.partial").open("wb", buffering=0) as late:
-        next(stream)
-        late.write(b"an older state")
-    assert checkpoint.load(SETTINGS) is not None
-
-
-def test_a_save_that_was_interrupted_comes_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
-) -> None:
-    path, write_bytes = tmp_path / "c", Path.write_bytes
-
-    def write(path: Path, content: bytes) -> int:
-        disk.wait()
-        return write_bytes(path, content)
-
-    def interrupt(*arguments: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_bytes", write)
-    monkeypatch.setattr(snapshot, "answer", interrupt)
-    checkpoint = Checkpoint(path, {"seed": 1})
-    stream = controller(MemoryMesh(), max_in_flight=1, checkpoint=checkpoint).run(8)
-    disk.stalls.set()
-    with pytest.raises(KeyboardInterrupt):
-        next(stream)
-    disk.back.set()
-    checkpoint._disk.settle(timeout_s=20)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "c").mkdir()
-    with pytest.raises(CheckpointError, match=r"cannot remove the checkpoint .*/c \("):
-        Checkpoint(tmp_path / "c", {}).clear()
-
-
-def test_a_disk_that_is_gone_tells_a_launcher_of_no_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
-) -> None:
-    monkeypatch.setattr(snapshot, "_LOOK_TIMEOUT_S", BOUND_S)
-    monkeypatch.setattr(Path, "read_bytes", lambda path: disk.wait())
-    disk.stalls.set()
-    assert num_chunks_saved(tmp_path / "c") == 0
-    assert run_that_saved(tmp_path / "c") is None
-    assert not disk.back.is_set()
 
 
 def test_a_call_that_nobody_waits_for_any_more_never_begins(disk: Disk) -> None:

@@ -119,7 +119,7 @@ class Recompute:
     """A stream without a cache: all that a chunk sees is computed anew at every step."""
 
     def __init__(self, session: StreamSession) -> None:
-        folder, spec = ModelFolder.open(EMBEDDED), session.cache_spec
+        folder, spec = ModelFolder.open(EMBEDDED), session.setup.cache_spec
         self._model = folder.transformer(SoloCollectives(), dtype=torch.float32, device=_CPU)
         cache = open_frame_cache(spec, device=_CPU)
         self._attend = BlockCausalSelfAttention(
@@ -180,8 +180,8 @@ def _system(
     equal = [Quality(name="PSNR to ring", value=to_ring, unit="dB")] if to_ring < np.inf else []
     return SystemResult(
         name=name,
-        bytes_per_token=session.cache_spec.bytes_per_token,
-        peak_bytes=stream_peak_bytes(session.cache_spec),
+        bytes_per_token=session.setup.cache_spec.bytes_per_token,
+        peak_bytes=stream_peak_bytes(session.setup.cache_spec),
         throughput_vs_recompute=anew_ms / ms_per_chunk(mine),
         throughput_vs_contiguous=ms_per_chunk(ring) / ms_per_chunk(mine),
         quality=(

@@ -22,11 +22,12 @@ from scope_contracts.errors import UnsupportedError
 from scope_lab.kv_bench.stopwatch import Stopwatch
 from scope_lab.tiny.prompts import describe
 from scope_lab.tiny.world import CHUNK_FRAMES, sample_clips
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.instruments import Instruments
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
+from scope_rt.stream_setup import StreamSetup
 from scope_rt.text.words import SceneSpec
 from scope_rt.trace import Span
 
@@ -96,13 +97,11 @@ class Streams:
                 if name == EQUAL_BYTES:
                     model = folders.enter_context(equal_bytes_folder())
                 try:
+                    kind = RING if name == EQUAL_BYTES else name
                     self.sessions[name] = StreamSession(
-                        model,
-                        seed=1,
-                        kv_cache=RING if name == EQUAL_BYTES else name,
-                        past=self._past,
+                        StreamConfig.of(model, seed=1, kv_cache=kind),
                         instruments=Instruments(trace=self._times[name]),
-                        config=RuntimeConfig(),
+                        feedback=self._past,
                     )
                 except UnsupportedError as error:
                     self.refusals[name] = str(error)
@@ -139,10 +138,8 @@ def equal_bytes_folder() -> Iterator[Path]:
     """The embedded model with a window of as many frames as hierarchical has slots."""
     embedded = ModelFolder.open(EMBEDDED)
     recipe = embedded.recipe
-    with StreamSession(
-        EMBEDDED, kv_cache=CacheKind.HIERARCHICAL, config=RuntimeConfig()
-    ) as session:
-        num_frames = session.cache_spec.capacity_frames
+    setup = StreamSetup.of(StreamConfig.of(kv_cache=CacheKind.HIERARCHICAL))
+    num_frames = setup.cache_spec.capacity_frames
     with TemporaryDirectory() as folder:
         path = Path(shutil.copytree(embedded.path, folder, dirs_exist_ok=True))
         replace(recipe, window_frames=num_frames - recipe.sink_frames).save(path)

@@ -11,7 +11,7 @@ from typing import Any, Self
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_lab.soak.schedule import FaultRates, Schedule, schedule_of
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 
 HEARTBEAT_S = 5.0
 """How long a rank may be silent during a soak."""
@@ -73,8 +73,8 @@ class SoakJob:
         return self.path("ranks.txt")
 
     @property
-    def checkpoint(self) -> Path:
-        return self.path("checkpoint")
+    def snapshot(self) -> Path:
+        return self.path("snapshot")
 
     @property
     def recording(self) -> Path:

@@ -27,8 +27,9 @@ from scope_lab.soak.event_log import (
 from scope_lab.soak.job import SoakJob
 from scope_lab.soak.steering import Steering
 from scope_lab.soak.video import thumbnail
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.session import StreamSession
 from scope_rt.video.writer import VideoWriter
 from scope_runners.break_it.instruments import instruments_from_environment
@@ -39,18 +40,18 @@ from scope_runners.watched_rank import EndReport, redirect_output
 def main(argv: Sequence[str]) -> int:
     """Run the soak of folder `argv[0]` as attempt `argv[1]`; the first chunk is due at `argv[2]`
     of the monotonic clock."""
-    job, config = SoakJob.load(Path(argv[0])), RuntimeConfig.from_environment()
+    job, rank = SoakJob.load(Path(argv[0])), LaunchEnvironment.from_environment().rank
     torch.set_num_threads(1)
     redirect_output(job.rank_output)
     log = AttemptLog(EventLog(job.event_log), attempt=int(argv[1]))
 
     def run() -> int:
-        log.write(Started, rank=config.rank, pid=os.getpid())
-        with EndReport(partial(_report_error, log, config.rank)):
-            _stream(job, config, log, began_s=float(argv[2]))
+        log.write(Started, rank=rank, pid=os.getpid())
+        with EndReport(partial(_report_error, log, rank)):
+            _stream(job, log, began_s=float(argv[2]))
         return 0
 
-    return guarded(run, speaker=f"attempt {log.attempt} rank {config.rank}")
+    return guarded(run, speaker=f"attempt {log.attempt} rank {rank}")
 
 
 def _report_error(log: AttemptLog, rank: int, error: BaseException | None) -> None:
@@ -58,19 +59,18 @@ def _report_error(log: AttemptLog, rank: int, error: BaseException | None) -> No
         log.write(Failed, rank=rank, error=type(error).__name__, text=str(error))
 
 
-def _stream(job: SoakJob, config: RuntimeConfig, log: AttemptLog, *, began_s: float) -> None:
-    session = StreamSession(
-        job.model,
+def _stream(job: SoakJob, log: AttemptLog, *, began_s: float) -> None:
+    config = StreamConfig.load(
+        model=job.model,
         plan=job.plan,
         tp=job.tp,
         seed=job.seed,
-        checkpoint=job.checkpoint,
+        snapshot=job.snapshot,
         resume=log.attempt > 0,
-        record=job.recording,
-        instruments=instruments_from_environment(),
-        config=config,
+        log=job.recording,
+        record_latents=True,
     )
-    with session:
+    with StreamSession(config, instruments=instruments_from_environment()) as session:
         if session.is_control_rank:
             _consume(job, session, log, began_s=began_s)
         else:
@@ -80,7 +80,7 @@ def _stream(job: SoakJob, config: RuntimeConfig, log: AttemptLog, *, began_s: fl
 
 def _consume(job: SoakJob, session: StreamSession, log: AttemptLog, *, began_s: float) -> None:
     """Show, write and steer the stream to its end."""
-    resumed_at, recipe = session.resumed_at_chunk, session.recipe
+    resumed_at, recipe = session.resumed_at_chunk, session.setup.recipe
     writer = VideoWriter(
         job.video,
         width=recipe.default_width,
@@ -103,7 +103,7 @@ def _consume(job: SoakJob, session: StreamSession, log: AttemptLog, *, began_s: 
         chunks = session.stream(
             job.schedule.first_prompt,
             num_chunks=job.num_chunks,
-            num_held=lambda: writer.durable_chunks,
+            acknowledged=lambda: writer.durable_chunks,
         )
         for chunk in chunks:
             log.write(Shown, number=number, **_chunk_fields(chunk))
@@ -112,8 +112,8 @@ def _consume(job: SoakJob, session: StreamSession, log: AttemptLog, *, began_s: 
             number += 1
             steering.send(number)
             time.sleep(max(0.0, began_s + number * job.chunk_s - time.monotonic()))
-    if session.recording_failure is not None:
-        log.write(Complaint, text=session.recording_failure)
+    if session.log.failure is not None:
+        log.write(Complaint, text=session.log.failure)
 
 
 def _chunk_fields(chunk: Chunk) -> dict[str, Any]:

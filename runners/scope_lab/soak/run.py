@@ -21,10 +21,10 @@ from scope_lab.soak.event_log import EventLog, acknowledged
 from scope_lab.soak.fault_injector import FaultInjector
 from scope_lab.soak.job import HEARTBEAT_S, SoakJob
 from scope_lab.soak.report import report, table
-from scope_rt.mesh.topology import plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
-from scope_rt.record.snapshot import num_chunks_saved
+from scope_rt.record.snapshot_store import look
+from scope_rt.topology import plan_named
 from scope_runners.arguments import fresh_folder, positive, positive_number, seed
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
@@ -130,7 +130,7 @@ def _soak(job: SoakJob) -> int:
         is_spent = True
         return progress.has_risen()
 
-    progress = Progress(lambda: num_chunks_saved(job.checkpoint))
+    progress = Progress(lambda: _next_chunk(job.snapshot))
     injector.start()
     # For the moment in which the fault injector would end a launcher that has just ended.
     handler = signal.signal(signal.SIGTERM, lambda signum, frame: None)
@@ -145,6 +145,11 @@ def _soak(job: SoakJob) -> int:
         injector.close()
         signal.signal(signal.SIGTERM, handler)
     return FAILED if injector.has_given_up or is_spent else code
+
+
+def _next_chunk(snapshot: Path) -> int:
+    header = look(snapshot)
+    return 0 if header is None else header.next_chunk_index
 
 
 def _processes_of(folder: Path, *, within_s: float) -> list[int]:

@@ -11,8 +11,8 @@ from random import Random
 
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.faults import FaultPoint
-from scope_rt.mesh.topology import Topology
 from scope_rt.text.words import Background, Colour, Shape, Speed
+from scope_rt.topology import Topology
 from scope_runners.break_it.faults import Fault
 
 CALM = (0.40, 0.55)

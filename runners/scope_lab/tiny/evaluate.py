@@ -38,6 +38,7 @@ from scope_lab.tiny.verdicts import (
     table,
 )
 from scope_lab.tiny.world import CHUNK_FRAMES, FRAMES_PER_SECOND, sample_clips
+from scope_rt.config import StreamConfig
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.text.words import parse
@@ -117,7 +118,7 @@ def watch(model: str | Path, trial: Trial) -> tuple[StreamVerdict, list[Sample]]
     """Run one stream and judge every chunk of it by the prompt that the chunk names."""
     verdicts: list[ChunkVerdict] = []
     samples: list[Sample] = []
-    with StreamSession(model, seed=trial.seed) as session:
+    with StreamSession(StreamConfig.load(model=model, seed=trial.seed)) as session:
         chunks = session.stream(
             trial.prompts[0], num_chunks=trial.num_chunks, schedule=trial.schedule
         )

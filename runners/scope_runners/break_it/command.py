@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from scope_contracts.errors import ScopeError, UserInputError
-from scope_rt.mesh.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
+from scope_rt.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_runners.arguments import positive, positive_number
 from scope_runners.break_it.catalogue import CASES, WHERE_MEASURED, chosen
 from scope_runners.break_it.detectors import Detector

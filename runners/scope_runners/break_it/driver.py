@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scope_contracts.errors import ScopeError
-from scope_rt.mesh.topology import Topology
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import RECIPE_NAME, CacheUpkeep, Recipe
+from scope_rt.topology import Topology
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.events import EventKind, read_events
 from scope_runners.break_it.faults import FaultPlan, encode, read_log

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping
 
-from scope_rt.config import RuntimeConfig
 from scope_rt.faults import Faults, NoFaults
 from scope_rt.instruments import Instruments
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_runners.break_it.detectors import checks_without, detectors_named
 from scope_runners.break_it.faults import InjectedFaults, decode
 
@@ -22,9 +22,9 @@ def instruments_from_environment(environ: Mapping[str, str] | None = None) -> In
         UserInputError: a variable cannot be read; the sentence names it.
     """
     env = os.environ if environ is None else environ
-    config, faults = RuntimeConfig.from_environment(env), env.get(FAULTS)
+    rank, faults = LaunchEnvironment.from_environment(env), env.get(FAULTS)
     injected: Faults = NoFaults()
     if faults is not None:
-        injected = InjectedFaults(decode(faults), rank=config.rank, attempt=config.attempt)
+        injected = InjectedFaults(decode(faults), rank=rank.rank, attempt=rank.attempt)
     names = [name for name in env.get(DISARM, "").split(",") if name]
     return Instruments(faults=injected, checks=checks_without(detectors_named(names)))

@@ -80,8 +80,8 @@ class RankJob:
         return Path(self.folder) / "faults.jsonl"
 
     @property
-    def checkpoint(self) -> Path:
-        return Path(self.folder) / "checkpoint"
+    def snapshot(self) -> Path:
+        return Path(self.folder) / "snapshot"
 
     @property
     def recording(self) -> Path:

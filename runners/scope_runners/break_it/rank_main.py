@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 
-from scope_rt.config import RuntimeConfig
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
 from scope_rt.control.recompute import RecomputeMode
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.break_it.consumer import ChunkConsumer, open_consumer
 from scope_runners.break_it.events import EventKind, EventLog, read_events
@@ -31,18 +32,18 @@ SEED = 7
 
 def main(argv: Sequence[str]) -> int:
     """Run the job whose file is `argv[0]` as the rank that the environment says."""
-    job, config = RankJob.load(Path(argv[0])), RuntimeConfig.from_environment()
+    job, environment = RankJob.load(Path(argv[0])), LaunchEnvironment.from_environment()
     torch.set_num_threads(1)
-    redirect_output(job.output(config.rank, config.attempt))
-    log = EventLog(job.events, rank=config.rank, attempt=config.attempt)
+    redirect_output(job.output(environment.rank, environment.attempt))
+    log = EventLog(job.events, rank=environment.rank, attempt=environment.attempt)
 
     def run() -> int:
         log.write(EventKind.STARTED)
         with EndReport(partial(_log_end, log)):
-            _stream(job, config, log)
+            _stream(job, environment, log)
         return 0
 
-    return guarded(run, speaker=f"rank {config.rank}")
+    return guarded(run, speaker=f"rank {environment.rank}")
 
 
 def _log_end(log: EventLog, error: BaseException | None) -> None:
@@ -52,21 +53,21 @@ def _log_end(log: EventLog, error: BaseException | None) -> None:
         log.write(EventKind.FAILED, error=type(error).__name__, text=str(error))
 
 
-def _stream(job: RankJob, config: RuntimeConfig, log: EventLog) -> None:
-    differs = config.rank == job.differing_rank and bool(job.differing_plan)
+def _stream(job: RankJob, environment: LaunchEnvironment, log: EventLog) -> None:
+    differs = environment.rank == job.differing_rank and bool(job.differing_plan)
     log.write(EventKind.OPENING)
-    session = StreamSession(
-        job.model,
+    config = StreamConfig.load(
+        model=job.model,
         plan=job.differing_plan if differs else job.plan,
         tp=job.differing_tp if differs else job.tp,
         seed=SEED,
         recompute=RecomputeMode.R0A if job.script.recomputes_always else None,
-        checkpoint=job.checkpoint,
-        resume=config.attempt > 0,
-        record=job.recording if job.records else None,
-        instruments=instruments_from_environment(),
-        config=config,
+        log=job.recording,
+        record_latents=job.records,
+        snapshot=job.snapshot,
+        resume=environment.attempt > 0,
     )
+    session = StreamSession(config, instruments=instruments_from_environment())
     with ExitStack() as stack:
         stack.enter_context(session)
         resumed_at = session.resumed_at_chunk
@@ -88,7 +89,7 @@ class _Rank0:
         logged = read_events(job.events)
         self._num_acknowledged = sum(event.kind is EventKind.EMITTED for event in logged)
         self._cut: Receipt | None = None
-        self._consumer: ChunkConsumer = open_consumer(job, session.recipe, log)
+        self._consumer: ChunkConsumer = open_consumer(job, session.setup.recipe, log)
 
     def stream(self) -> None:
         events = [
@@ -104,12 +105,12 @@ class _Rank0:
             self._job.prompt,
             num_chunks=self._job.script.num_chunks,
             schedule=events,
-            num_held=lambda: self._num_acknowledged,
+            acknowledged=lambda: self._num_acknowledged,
         )
         for chunk in chunks:
             self._take(chunk)
-        if self._session.recording_failure is not None:
-            self._log.write(EventKind.NOTED, text=self._session.recording_failure)
+        if self._session.log.failure is not None:
+            self._log.write(EventKind.NOTED, text=self._session.log.failure)
 
     def close(self) -> None:
         self._consumer.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 from scope_contracts.envelope import PlanId
 from scope_rt.faults import FaultPoint
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.break_it.faults import Fault, at
 from scope_runners.break_it.job import ConsumerKind, Script
 from scope_runners.break_it.observation import LEFT, Observation

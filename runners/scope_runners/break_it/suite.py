@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from scope_contracts.errors import UserInputError
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.break_it.catalogue import case_named
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.driver import Driver

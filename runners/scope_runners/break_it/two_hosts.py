@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from scope_rt.faults import FaultPoint
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.faults import InjectedFault
 from scope_runners.break_it.job import RankJob

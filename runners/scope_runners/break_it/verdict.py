@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.break_it.events import Event, EventKind
 from scope_runners.break_it.observation import KILLED, LEFT, SILENT, STOPPED, Observation
 from scope_runners.break_it.scenario import RESUME_S, Case, Expected, Scenario

@@ -19,7 +19,7 @@ from scope_rt.lm.specs.row_storage import (
     Paged,
     RowStorage,
 )
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.plan_memory.arguments import DEFAULT_MODEL, STREAM_DTYPE
 from scope_runners.plan_memory.gpus import gpu_named
 from scope_runners.plan_memory.model_size import WanSize

@@ -7,7 +7,7 @@ from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_rt.kv_cache.row_view import view_bytes
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.plan_memory.control import DECODE, ControlSize
 from scope_runners.plan_memory.model_size import WanSize
 from scope_runners.plan_memory.plan import (

@@ -7,7 +7,7 @@ nothing.
 from functools import partial
 
 from scope_rt.faults import FaultPoint
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.break_it.consumer import UNREAD_CHUNKS
 from scope_runners.break_it.events import EventKind
 from scope_runners.break_it.faults import at

@@ -4,7 +4,7 @@ from functools import partial
 
 from scope_contracts.envelope import PlanId
 from scope_rt.faults import FaultPoint
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.break_it.faults import at
 from scope_runners.break_it.job import Script, ScriptEvent
 from scope_runners.break_it.observation import LEFT

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 from scope_rt.faults import FaultPoint
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.break_it.faults import at
 from scope_runners.break_it.observation import LEFT
 from scope_runners.break_it.scenario import (

@@ -1,7 +1,7 @@
 """Faults 1 and 9: ranks that were not started alike. They must never get to a model collective."""
 
 from scope_contracts.envelope import PlanId
-from scope_rt.mesh.topology import Topology
+from scope_rt.topology import Topology
 from scope_runners.break_it.scenario import (
     PP1_TP2,
     TP2,

@@ -1,6 +1,7 @@
 """The role of every rank follows from the plan, the TP degree and nothing else."""
 
 from dataclasses import dataclass
+from typing import Self
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
@@ -20,7 +21,7 @@ def plan_named(plan: str) -> PlanId:
         return PlanId(plan)
     except ValueError:
         choices = ", ".join(RUNNABLE)
-        raise UserInputError(f"--plan {plan!r} is unknown; choose one of {choices}") from None
+        raise UserInputError(f"plan {plan!r} is unknown; choose one of {choices}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +37,24 @@ class Topology:
 
     def __post_init__(self) -> None:
         if self.tp_degree < 1:
-            raise UserInputError(f"--tp is {self.tp_degree}; give at least 1")
+            raise UserInputError(f"tp is {self.tp_degree}; give at least 1")
         if self.plan_id is PlanId.SINGLE and self.tp_degree != 1:
             raise UserInputError(
-                f"--plan single runs in one process; use --tp 1 or --plan tp_v1_1, "
-                f"not --tp {self.tp_degree}"
+                f"plan single runs in one process; use tp 1 or plan tp_v1_1, not tp "
+                f"{self.tp_degree}"
             )
         if self.plan_id in SHARED and self.tp_degree < 2:
-            raise UserInputError(f"--plan {self.plan_id} shares the heads; give --tp 2 or more")
+            raise UserInputError(f"plan {self.plan_id} shares the heads; give tp 2 or more")
+
+    @classmethod
+    def of(cls, plan: PlanId, tp_degree: int | None) -> Self:
+        """The topology of a plan; None is its smallest degree.
+
+        Raises:
+            UserInputError: the plan cannot have this degree.
+        """
+        smallest = 2 if plan in SHARED else 1
+        return cls(plan_id=plan, tp_degree=smallest if tp_degree is None else tp_degree)
 
     @property
     def pipelined(self) -> bool:
@@ -72,7 +83,7 @@ class Topology:
         """Raises UserInputError when the launcher started another number of processes."""
         if world_size != self.world_size:
             raise UserInputError(
-                f"plan {self.plan_id} with --tp {self.tp_degree} needs {self.world_size} "
+                f"plan {self.plan_id} with tp {self.tp_degree} needs {self.world_size} "
                 f"processes, got {world_size}; start it with torchrun --nproc-per-node "
                 f"{self.world_size}, or let `scope-rt stream` start the ranks"
             )

@@ -1,0 +1,77 @@
+"""What rank0 does, as records of the stream log."""
+
+import hashlib
+import time
+
+import torch
+from torch import Tensor
+
+from scope_contracts.envelope import LATENTS_OUT, PPEnvelope
+from scope_contracts.log_records import Control, Dropped, Failed, Finished, Planned
+from scope_rt.control.chunk import Chunk
+from scope_rt.control.inbox import Directive
+from scope_rt.tensors import spec_of
+
+_MOST_ERROR_CHARACTERS = 4096
+
+
+def control_records(chunk_index: int, directive: Directive) -> tuple[Control, ...]:
+    """What a person asked for takes effect at `chunk_index`; an empty directive is no record."""
+    text, transition = directive.conditioning, directive.transition
+    if directive == Directive():
+        return ()
+    return (
+        Control(
+            at_s=time.time(),
+            chunk_index=chunk_index,
+            prompt="" if text is None else text.prompt,
+            embeds_sha256="" if text is None else hashlib.sha256(raw(text.embeds)).hexdigest(),
+            hard_cut=directive.hard_cut,
+            drop_in_flight=directive.drop_in_flight,
+            transition_num_chunks=0 if transition is None else transition.num_chunks,
+            transition_method="" if transition is None else str(transition.method),
+            transition_bias_floor=1.0 if transition is None else transition.bias_floor,
+            recompute=directive.recompute,
+        ),
+    )
+
+
+def planned_record(envelope: PPEnvelope) -> Planned:
+    """`envelope` passed all checks and is about to be sent."""
+    return Planned(at_s=time.time(), envelope=envelope)
+
+
+def finished_record(chunk: Chunk, *, with_latents: bool) -> Finished:
+    """`chunk` was decoded for the consumer."""
+    return Finished(
+        at_s=time.time(),
+        chunk_index=chunk.chunk_index,
+        cache_epoch=chunk.cache_epoch,
+        prompt=chunk.prompt,
+        num_frames=len(chunk.frames),
+        observed_generator_calls=chunk.generator_calls,
+        recomputed=chunk.recomputed,
+        kv_cache_attention_bias=chunk.kv_cache_attention_bias,
+        latents_sha256=chunk.latents_sha256,
+        latents=spec_of(LATENTS_OUT, chunk.latents) if with_latents else None,
+        stage_ms=tuple(chunk.stage_ms.items()),
+    )
+
+
+def dropped_record(envelope: PPEnvelope) -> Dropped:
+    """The chunk of `envelope` came after a hard cut had ended its epoch."""
+    return Dropped(
+        at_s=time.time(), chunk_index=envelope.chunk_index, cache_epoch=envelope.cache_epoch
+    )
+
+
+def failed_record(chunk_index: int, error: BaseException) -> Failed:
+    """`error` ends the stream after `chunk_index` was planned."""
+    text = f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARACTERS]
+    text = text.encode(errors="replace").decode()
+    return Failed(at_s=time.time(), chunk_index=chunk_index, error=text)
+
+
+def raw(tensor: Tensor) -> bytes:
+    """The bytes of a tensor, in C order."""
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

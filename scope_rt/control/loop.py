@@ -1,0 +1,173 @@
+"""THE loop: plan and send; receive; decode; log and save; yield.
+
+A result of an older epoch is never decoded and never yielded. What a restart needs is saved before
+a chunk is handed out, so none is yielded twice and none is skipped.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from scope_contracts.errors import ScopeError, UserInputError
+from scope_rt.control.chunk import Arrived, Chunk
+from scope_rt.control.delivery import Delivery
+from scope_rt.control.inbox import ControlInbox, Directive, Taken
+from scope_rt.control.log_entries import finished_record, raw
+from scope_rt.control.pipeline import Pipeline, Stages
+from scope_rt.control.planner import Planner
+from scope_rt.control.position import Position
+from scope_rt.control.resume_point import ResumePoint, ResumePoints, resume_point
+from scope_rt.control.tail import StreamTail, TailChunk
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
+from scope_rt.record.stream_log import Log
+from scope_rt.vae.codec import StreamingDecoder
+
+
+class StreamLoop:
+    """Drives one stream. Only one thread may run it; any thread may post to its `inbox`."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        stages: Stages,
+        decoder: StreamingDecoder,
+        *,
+        max_in_flight: int,
+        num_tail_frames: int,
+        log: Log,
+        record_latents: bool,
+        resume_points: ResumePoints,
+        instruments: Instruments,
+        resumed: ResumePoint | None = None,
+    ) -> None:
+        """`num_tail_frames` latent frames before the oldest pending chunk rebuild decoder and
+        context."""
+        self.inbox = ControlInbox()
+        self._stages, self._decoder, self._instruments = stages, decoder, instruments
+        self._log, self._record_latents, self._resume_points = log, record_latents, resume_points
+        self._num_tail_frames = num_tail_frames
+        self._delivery, self._tail = Delivery(), StreamTail()
+        position = Position(planner=planner)
+        if resumed is not None:
+            position = resumed.position(planner.settings)
+            self._delivery.resume(resumed.arrived(), num_acknowledged=resumed.num_acknowledged)
+            self._tail = resumed.tail
+            self.inbox.schedule(resumed.scheduled)
+        self._is_rebuilt = resumed is None
+        self._is_closed = False
+        self._pipeline = Pipeline(
+            position, stages, max_in_flight=max_in_flight, log=log, instruments=instruments
+        )
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether an error left the mesh in the middle of a chunk, where nothing can end it."""
+        return self._pipeline.is_midway
+
+    @property
+    def last_planned_chunk(self) -> int:
+        """-1 before the first."""
+        return self._pipeline.position.planner.next_chunk_index - 1
+
+    def begin(self) -> None:
+        """Count chunks from here; what the consumer was given before is acknowledged."""
+        self._delivery.begin()
+        self._is_rebuilt = True
+
+    def run(
+        self, num_chunks: int | None = None, *, acknowledged: Callable[[], int] | None = None
+    ) -> Iterator[Chunk]:
+        """Yield chunks until `num_chunks` were yielded since the last `begin`, or without end.
+
+        `acknowledged` says how many of them the consumer holds for good; by default, all but the
+        one it was given last. A resumed stream yields first what its consumer lacks.
+        """
+        self._delivery.ask(num_chunks, acknowledged)
+        yield from self._redeliver()
+        while self._delivery.wants_more():
+            self._refill()
+            arrived = self._pipeline.receive()
+            if arrived is None:  # a hard cut has ended its epoch
+                continue
+            self._refill()  # the mesh generates while rank0 decodes,
+            chunk = self._finish(arrived)
+            self._refill()  # and while the consumer works; a recompute needed these frames
+            self._save()
+            self._pipeline.delivered()
+            yield self._instruments.faults.reach(FaultPoint.EMIT, chunk.chunk_index, chunk)
+
+    def close(self) -> None:
+        """Receive what is in flight, which cannot be stopped, and tell the mesh to end."""
+        self._is_closed = True
+        self.inbox.close()
+        self._pipeline.close()
+
+    def _refill(self) -> None:
+        """Send as many chunks as have room and will be wanted."""
+        if self._is_closed:
+            raise UserInputError("this session is closed; open a new one to stream again")
+        pipeline = self._pipeline
+        while pipeline.has_room and self._delivery.wants_more(pipeline.num_under_way):
+            # A chunk whose context is still on its way waits; what is asked for meanwhile counts.
+            index = pipeline.position.planner.next_chunk_index
+            taken = self.inbox.take(index, unless=pipeline.must_wait)
+            if taken is None:
+                return
+            self._send(taken)
+
+    def _send(self, taken: Taken) -> None:
+        try:
+            envelope = self._pipeline.send(taken.directive)
+        except ScopeError as error:
+            taken.refuse(error)
+            raise
+        if taken.directive != Directive() and not self._pipeline.awaits_decode:
+            self._save()  # what is acknowledged outlives this process
+        taken.acknowledge(envelope.chunk_index, envelope.cache_epoch)
+
+    def _finish(self, arrived: Arrived) -> Chunk:
+        """Decode a chunk and log it; from here on it is pending."""
+        if arrived.envelope.init_cache:
+            self._decoder.reset()
+        start_ns = time.perf_counter_ns()
+        frames = self._decode(arrived.envelope.chunk_index, arrived.latents)
+        self._pipeline.decoded(frames)
+        chunk = arrived.shown(frames, decode_ms=(time.perf_counter_ns() - start_ns) / 1e6)
+        self._delivery.add(arrived)
+        self._tail = self._tail.followed_by(
+            TailChunk(start_frame=arrived.envelope.current_start_frame, latents=arrived.latents),
+            sinks=self._stages.context.sinks,
+        )
+        record = finished_record(chunk, with_latents=self._record_latents)
+        self._log.append(record, blob=raw(chunk.latents) if self._record_latents else b"")
+        return chunk
+
+    def _decode(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
+        with self._instruments.trace.span(f"decode {chunk_index}", track="decode"):
+            return self._decoder.decode(latents_BFCHW.float())
+
+    def _redeliver(self) -> Iterator[Chunk]:
+        """After a restart: decode the tail again, and yield what the consumer lacks of it."""
+        if self._is_rebuilt:
+            return
+        missing = self._delivery.missing()
+        first = len(self._tail.chunks) - len(missing)
+        start_ns = time.perf_counter_ns()
+        for index, frames in enumerate(self._tail.replay(self._decoder, self._stages.context)):
+            if index >= first:
+                decode_ms = (time.perf_counter_ns() - start_ns) / 1e6
+                yield missing[index - first].shown(frames, decode_ms=decode_ms)
+            start_ns = time.perf_counter_ns()
+        self._is_rebuilt = True
+
+    def _save(self) -> None:
+        """Save the stream between two chunks; never while one awaits its decode."""
+        self._delivery.drop_acknowledged()
+        self._tail = self._tail.trimmed(
+            num_pending=len(self._delivery.pending), num_frames=self._num_tail_frames
+        )
+        if self._log.failure is None:  # else a later resume point would lead beyond the log's end
+            point = resume_point(self._pipeline, self._delivery, self._tail, self.inbox.scheduled())
+            self._resume_points.save(point, log_offset=self._log.offset)

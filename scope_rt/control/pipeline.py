@@ -1,0 +1,309 @@
+"""The in-flight window: plan, pack, check, send; receive, check, or drop what a hard cut ended.
+
+Nothing is sent and nothing advances unless all checks pass: rank0 walks the same lifecycle as every
+worker, so an illegal order is refused before a byte leaves.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Protocol
+
+from torch import Tensor
+
+from scope_contracts.cache_spec import KVCacheSpec
+from scope_contracts.envelope import (
+    CONDITIONING_EMBEDS,
+    CONTEXT_FRAMES_OVERRIDE,
+    LATENTS_IN,
+    LATENTS_OUT,
+    STATE_DIGEST,
+    PPEnvelope,
+    PPResult,
+    shutdown_envelope,
+)
+from scope_contracts.geometry import ChunkGeometry
+from scope_contracts.lifecycle import Lifecycle
+from scope_contracts.parity import ScalarDigest
+from scope_rt.control.chunk import Arrived
+from scope_rt.control.context import ContextMemory
+from scope_rt.control.inbox import Directive
+from scope_rt.control.log_entries import (
+    control_records,
+    dropped_record,
+    planned_record,
+)
+from scope_rt.control.position import Position
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
+from scope_rt.models.feedback import Feedback, own_latents
+from scope_rt.models.noise import INITIAL, NoiseSource
+from scope_rt.record.stream_log import Log
+from scope_rt.tensors import TORCH_DTYPES, digest_of, specs_by_name, specs_of
+
+
+class MeshPort(Protocol):
+    """The generator ranks as rank0 sees them: what goes in comes out in the same order."""
+
+    def submit(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
+        """Hand over one chunk's plan.
+
+        Blocks while the chunk is generated where rank0 is a generator rank, else until the message
+        before the last has left (`group_timeout_s` at most).
+
+        Raises:
+            LinkError: a rank was lost; where rank0 generates, also what its worker raises.
+        """
+        ...
+
+    def collect(self) -> tuple[PPResult, dict[str, Tensor]]:
+        """The result of the oldest chunk that was submitted, and its tensors.
+
+        Blocks until it is there, `group_timeout_s` at most, or until a rank falls silent
+        (`heartbeat_timeout_s`).
+
+        Raises:
+            LinkError: a rank was lost or gave no answer in time; it is named where it is known.
+            ContractError: what came is not the result of this chunk.
+        """
+        ...
+
+    def shutdown(self, envelope: PPEnvelope) -> None:
+        """Tell all ranks to end; blocks until that has left, `group_timeout_s` at most.
+
+        Raises:
+            LinkError: a rank was lost.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """What a chunk passes on rank0 beside the mesh, and the shapes they agree on."""
+
+    mesh: MeshPort
+    context: ContextMemory
+    noise: NoiseSource
+    geometry: ChunkGeometry
+    cache: KVCacheSpec
+    feedback: Feedback = own_latents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFlight:
+    """A chunk that was sent."""
+
+    envelope: PPEnvelope
+    prompt: str
+    plan_ms: float
+    before: Position
+    """Where planning was, should this chunk have to be planned again."""
+    directive: Directive
+    state_digest: bytes
+    """What the mesh must have run, and where its cache must be after it."""
+
+
+class _Received(Enum):
+    """What has become of the chunk that was received last."""
+
+    DELIVERED = auto()
+    NOT_DECODED = auto()
+    NOT_DELIVERED = auto()
+
+
+class Pipeline:
+    """At most `max_in_flight` chunks between planning and delivery, in order."""
+
+    def __init__(
+        self,
+        position: Position,
+        stages: Stages,
+        *,
+        max_in_flight: int,
+        log: Log,
+        instruments: Instruments,
+    ) -> None:
+        planner = position.planner
+        self.position = position
+        """Where planning is: after the last chunk that was sent."""
+        self.in_flight: deque[InFlight] = deque()
+        self.is_midway = False
+        """Whether an error left the mesh in the middle of a chunk, where nothing can end it."""
+        self._stages, self._max_in_flight = stages, max_in_flight
+        self._log, self._instruments = log, instruments
+        self._lifecycle = Lifecycle.resumed(
+            plan_id=planner.settings.plan_id,
+            frames_per_block=planner.settings.recipe.frames_per_block,
+            position=planner.position,
+        )
+        self._received = _Received.DELIVERED
+        self._text_digest = ""
+        self._first_epoch = 0
+        """Results of older epochs are dropped."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more chunk may be sent: one that is not delivered yet counts as well."""
+        undelivered = self._received is not _Received.DELIVERED
+        return len(self.in_flight) + undelivered < self._max_in_flight
+
+    @property
+    def num_under_way(self) -> int:
+        """Chunks that were sent or received, are not decoded yet, and will not be dropped."""
+        return len(self.lost_by_a_restart) + self.awaits_decode
+
+    @property
+    def awaits_decode(self) -> bool:
+        """Whether a chunk was received and its frames are not known yet."""
+        return self._received is _Received.NOT_DECODED
+
+    @property
+    def lost_by_a_restart(self) -> tuple[InFlight, ...]:
+        """The chunks that would have to be planned again; those that a hard cut ended would not."""
+        return tuple(
+            sent for sent in self.in_flight if sent.envelope.cache_epoch >= self._first_epoch
+        )
+
+    def must_wait(self, directive: Directive) -> bool:
+        """Whether a chunk planned with `directive` needs what is still on its way here."""
+        awaits_frames = self.awaits_decode and self._stages.context.needs_frames
+        return bool(self.in_flight or awaits_frames) and self.position.rebuilds_next(directive)
+
+    def send(self, directive: Directive) -> PPEnvelope:
+        """Plan one chunk and send it.
+
+        Raises:
+            ContractError, LifecycleError: the plan is refused; nothing was sent or advanced.
+            LinkError: a rank was lost.
+        """
+        start_ns, stages = time.perf_counter_ns(), self._stages
+        faults, checks = self._instruments.faults, self._instruments.checks
+        with self._instruments.trace.span("plan", track="control"):
+            envelope, following = self.position.next(directive)
+            planned = self._packed(envelope, following)
+            envelope, tensors = faults.reach(FaultPoint.PLANNED, envelope.chunk_index, planned)
+            checks.preflight(envelope, specs_by_name(tensors), stages.geometry)
+            entered = checks.enter(self._lifecycle, envelope)
+            lifecycle = entered.commit(envelope.expected_generator_calls)
+        plan_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        for record in control_records(envelope.chunk_index, directive):
+            self._log.append(record)
+        self._log.append(planned_record(envelope))
+        with self._midway():
+            messages = faults.reach(FaultPoint.SENDING, envelope.chunk_index, [(envelope, tensors)])
+            for message in messages:
+                stages.mesh.submit(*message)
+        if directive.drop_in_flight:
+            self._first_epoch = envelope.cache_epoch
+        if CONDITIONING_EMBEDS in tensors:
+            self._text_digest = digest_of(tensors[CONDITIONING_EMBEDS])
+        indices = stages.cache.indices_at(lifecycle.cache_end_frame)
+        digest = ScalarDigest.of(envelope, indices, conditioning=self._text_digest)
+        assert following.text is not None
+        self.in_flight.append(
+            InFlight(
+                envelope=envelope,
+                prompt=following.text.prompt,
+                plan_ms=plan_ms,
+                before=self.position,
+                directive=directive,
+                state_digest=digest.hash(),
+            )
+        )
+        self.position, self._lifecycle = following, lifecycle
+        return envelope
+
+    def receive(self) -> Arrived | None:
+        """The oldest chunk in flight; None if a hard cut has ended its epoch.
+
+        Blocks as `MeshPort.collect` does.
+
+        Raises:
+            ContractError: what came is not what was planned.
+            LinkError: a rank was lost.
+        """
+        sent = self.in_flight.popleft()
+        envelope, start_ns = sent.envelope, time.perf_counter_ns()
+        with self._instruments.trace.span("wait", track="control"):
+            result, latents = self._collect(sent)
+        wait_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        if self._instruments.checks.is_dropped(result.cache_epoch, self._first_epoch):
+            self._log.append(dropped_record(envelope))
+            return None
+        if envelope.init_cache:
+            self._stages.context.reset()
+        seen = self._stages.feedback(envelope.chunk_index, latents)
+        self._stages.context.remember_latents(seen)
+        self._received = _Received.NOT_DECODED
+        return Arrived(
+            envelope=envelope,
+            prompt=sent.prompt,
+            latents=latents,
+            generator_calls=result.observed_generator_calls,
+            stage_ms={"plan": sent.plan_ms, "wait": wait_ms} | dict(result.stage_ms),
+        )
+
+    def decoded(self, frames_BTHWC: Tensor) -> None:
+        """The chunk that was received has these frames; a recompute may need them."""
+        self._stages.context.remember_frames(frames_BTHWC)
+        self._received = _Received.NOT_DELIVERED
+
+    def delivered(self) -> None:
+        """The consumer gets the chunk that was received: its place is free."""
+        self._received = _Received.DELIVERED
+
+    def close(self) -> None:
+        """Receive what is in flight, which cannot be stopped, and tell the mesh to end."""
+        while self.in_flight:
+            self._collect(self.in_flight.popleft())
+        planner = self.position.planner
+        self._stages.mesh.shutdown(
+            shutdown_envelope(
+                plan_id=planner.settings.plan_id,
+                call_id=planner.next_call_id,
+                chunk_index=max(0, planner.next_chunk_index - 1),
+                cache_epoch=max(0, planner.cache_epoch),
+            )
+        )
+
+    def _packed(
+        self, envelope: PPEnvelope, following: Position
+    ) -> tuple[PPEnvelope, dict[str, Tensor]]:
+        """The envelope that announces its tensors, and these."""
+        geometry, text = self._stages.geometry, following.text
+        dtype = TORCH_DTYPES[geometry.dtype]
+        noise = self._stages.noise.draw(
+            base_seed=envelope.base_seed,
+            cache_epoch=envelope.cache_epoch,
+            chunk_index=envelope.chunk_index,
+            step=INITIAL,
+            shape=geometry.latent_shape(envelope.height, envelope.width),
+        )
+        tensors = {LATENTS_IN: noise.to(dtype)}
+        if envelope.reset_crossattn_cache or following.planner.settings.bring_up:
+            assert text is not None
+            tensors[CONDITIONING_EMBEDS] = text.embeds.to(dtype)
+        if envelope.do_kv_recompute:
+            tensors[CONTEXT_FRAMES_OVERRIDE] = self._stages.context.context().to(dtype)
+        return replace(envelope, tensors=specs_of(tensors)), tensors
+
+    def _collect(self, sent: InFlight) -> tuple[PPResult, Tensor]:
+        """The result of a chunk and its latents, checked to be the answer to its envelope."""
+        checks, faults = self._instruments.checks, self._instruments.faults
+        with self._midway():
+            answer = self._stages.mesh.collect()
+            result, tensors = faults.reach(FaultPoint.COLLECTED, sent.envelope.chunk_index, answer)
+            checks.answer(sent.envelope, result)
+            ran = tensors[STATE_DIGEST].numpy().tobytes()
+            checks.state(sent.envelope, ran=ran, planned=sent.state_digest)
+        return result, tensors[LATENTS_OUT]
+
+    @contextmanager
+    def _midway(self) -> Iterator[None]:
+        """The mesh is in the middle of a chunk; an error in here leaves it there."""
+        self.is_midway = True
+        yield
+        self.is_midway = False

@@ -1,0 +1,145 @@
+"""All that rank0 must know to resume a stream is one value, small enough to save every chunk."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scope_contracts.envelope import PPEnvelope
+from scope_rt.control.chunk import Arrived
+from scope_rt.control.delivery import Delivery
+from scope_rt.control.inbox import Conditioning, ScheduledDirective
+from scope_rt.control.pipeline import Pipeline
+from scope_rt.control.planner import Planner, StreamSettings
+from scope_rt.control.position import Position
+from scope_rt.control.tail import StreamTail
+from scope_rt.control.transition import Transition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCounts:
+    """The counters of a `Planner`."""
+
+    next_call_id: int
+    next_chunk_index: int
+    cache_epoch: int
+    next_start_frame: int
+    chunks_in_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingChunk:
+    """A chunk that the consumer has not acknowledged, beside its latents."""
+
+    envelope: PPEnvelope
+    prompt: str
+    generator_calls: int
+    stage_ms: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ResumePoint:
+    """A stream between two chunks.
+
+    Planning continues at `counts`, the first chunk that had not arrived, with what was asked for
+    from there on in `scheduled`. The consumer acknowledged `num_acknowledged` chunks; the latents
+    of the `pending` ones are the last of `tail`.
+    """
+
+    counts: PlannedCounts
+    conditioning: Conditioning | None
+    transition: Transition | None
+    scheduled: tuple[ScheduledDirective, ...]
+    num_acknowledged: int
+    pending: tuple[PendingChunk, ...]
+    tail: StreamTail
+
+    def position(self, settings: StreamSettings) -> Position:
+        """Where planning continues; the mesh holds no cache there."""
+        counts = self.counts
+        return Position(
+            planner=Planner(
+                settings=settings,
+                next_call_id=counts.next_call_id,
+                next_chunk_index=counts.next_chunk_index,
+                cache_epoch=counts.cache_epoch,
+                next_start_frame=counts.next_start_frame,
+                chunks_in_epoch=counts.chunks_in_epoch,
+                holds_cache=False,
+            ),
+            text=self.conditioning,
+            transition=self.transition,
+        )
+
+    def arrived(self) -> tuple[Arrived, ...]:
+        """The pending chunks with their latents."""
+        latents = [chunk.latents for chunk in self.tail.chunks]
+        first = len(latents) - len(self.pending)
+        return tuple(
+            Arrived(
+                envelope=chunk.envelope,
+                prompt=chunk.prompt,
+                latents=latents[first + index],
+                generator_calls=chunk.generator_calls,
+                stage_ms=dict(chunk.stage_ms),
+            )
+            for index, chunk in enumerate(self.pending)
+        )
+
+
+def resume_point(
+    pipeline: Pipeline,
+    delivery: Delivery,
+    tail: StreamTail,
+    scheduled: Sequence[ScheduledDirective],
+) -> ResumePoint:
+    """Where a restarted rank0 would continue: before the first chunk that has not arrived."""
+    lost = pipeline.lost_by_a_restart
+    position = lost[0].before if lost else pipeline.position
+    planner = position.planner
+    asked_again = [
+        ScheduledDirective(chunk_index=sent.envelope.chunk_index, directive=sent.directive)
+        for sent in lost
+    ]
+    return ResumePoint(
+        counts=PlannedCounts(
+            next_call_id=planner.next_call_id,
+            next_chunk_index=planner.next_chunk_index,
+            cache_epoch=planner.cache_epoch,
+            next_start_frame=planner.next_start_frame,
+            chunks_in_epoch=planner.chunks_in_epoch,
+        ),
+        conditioning=position.text,
+        transition=position.transition,
+        scheduled=(*asked_again, *scheduled),
+        num_acknowledged=delivery.num_acknowledged,
+        pending=tuple(
+            PendingChunk(
+                envelope=arrived.envelope,
+                prompt=arrived.prompt,
+                generator_calls=arrived.generator_calls,
+                stage_ms=tuple(arrived.stage_ms.items()),
+            )
+            for arrived in delivery.pending
+        ),
+        tail=tail,
+    )
+
+
+class ResumePoints(Protocol):
+    """Where the newest resume point is kept; `scope_rt.record` keeps it in a folder."""
+
+    def save(self, point: ResumePoint, *, log_offset: int) -> None:
+        """Replace the one before.
+
+        Blocks until the disk has answered (`STALL_TIMEOUT_S` at most).
+
+        Raises:
+            CheckpointError: it cannot be written; the one before is still there.
+        """
+        ...
+
+
+class NoResumePoints:
+    """Keeps none."""
+
+    def save(self, point: ResumePoint, *, log_offset: int) -> None: ...

@@ -1,0 +1,61 @@
+"""The last latents of a stream: decoder and context are rebuilt from them, bit for bit.
+
+A decoder's own memory can be gigabytes; the latents that it was made from are small, and each is
+stored once. How many are needed follows from the codec (`decoder_context_frames`) and the recipe.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from scope_rt.control.context import ContextMemory
+from scope_rt.vae.codec import StreamingDecoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TailChunk:
+    """One chunk's `latents` `[B, F, C, H/8, W/8]`, from latent frame `start_frame` of its epoch."""
+
+    start_frame: int
+    latents: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamTail:
+    """The newest chunks in order, and the first frames (`sinks`) of the last one's epoch."""
+
+    chunks: tuple[TailChunk, ...] = ()
+    sinks: Tensor | None = None
+
+    def followed_by(self, chunk: TailChunk, *, sinks: Tensor) -> "StreamTail":
+        """With one chunk more."""
+        return StreamTail(chunks=(*self.chunks, chunk), sinks=sinks)
+
+    def trimmed(self, *, num_pending: int, num_frames: int) -> "StreamTail":
+        """Without what nobody needs: before the last `num_pending` chunks stay `num_frames` latent
+        frames of their epoch."""
+        chunks, first = self.chunks, len(self.chunks) - num_pending
+        while first > 0 and num_frames > 0 and (not num_pending or chunks[first].start_frame):
+            first, num_pending = first - 1, num_pending + 1
+            num_frames -= chunks[first].latents.shape[1]
+        return replace(self, chunks=chunks[first:])
+
+    def replay(self, decoder: StreamingDecoder, context: ContextMemory) -> Iterator[Tensor]:
+        """Decode the chunks again: yields the frames, uint8 `[B, T, H, W, 3]`, of each in turn.
+
+        When it is exhausted, `decoder` and `context` are as they were after the last chunk. The
+        frames of chunks that are there only to warm up the decoder are not those that were shown.
+        """
+        decoder.reset()
+        context.reset()
+        for index, chunk in enumerate(self.chunks):
+            if chunk.start_frame == 0:
+                decoder.reset()
+                context.reset()
+            elif index == 0:
+                context.resume(num_frames=chunk.start_frame, sinks=self.sinks)
+            context.remember_latents(chunk.latents)
+            frames = decoder.decode(chunk.latents.float())
+            context.remember_frames(frames)
+            yield frames

@@ -1,0 +1,215 @@
+"""What an earlier process left of a stream, and where this one writes: its log and its snapshot."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scope_contracts.errors import UserInputError
+from scope_contracts.log_records import Begun, Record, Scheduled
+from scope_rt.control.inbox import ScheduledDirective
+from scope_rt.control.resume_point import NoResumePoints, ResumePoint, ResumePoints
+from scope_rt.faults import Faults
+from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record.snapshot_store import SnapshotHeader, SnapshotStore, check_identity
+from scope_rt.record.stream_log import Log, NullLog, StreamLog
+from scope_rt.stream_setup import StreamSetup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The stream that an earlier process left: its log and where it is resumed."""
+
+    log: Path
+    history: StreamHistory
+    point: ResumePoint
+    log_offset: int
+
+
+class Recovery:
+    """Rank0's log and snapshot of one session; a `Log` itself, which writes nothing before it is
+    opened."""
+
+    def __init__(self, setup: StreamSetup, *, run_id: str, faults: Faults) -> None:
+        """Read what there is to resume.
+
+        Raises:
+            UserInputError: it cannot be read, or is of another stream; it is left as it was.
+        """
+        self._setup, self._run_id, self._faults = setup, run_id, faults
+        config = setup.config.recovery
+        self._config = config
+        self._store = None if config.snapshot is None else SnapshotStore(config.snapshot)
+        self.resumed = self._found() if self._store is not None else None
+        self._log: Log = NullLog()
+
+    @property
+    def offset(self) -> int:
+        """Bytes of whole records in the log."""
+        return self._log.offset
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log ended early, in one sentence."""
+        return self._log.failure
+
+    def append(self, record: Record, blob: bytes = b"") -> None:
+        """Add a record; nothing where no log is kept."""
+        self._log.append(record, blob)
+
+    def close(self) -> None:
+        """Let go of the log's file. Idempotent."""
+        self._log.close()
+
+    @property
+    def resume_point(self) -> ResumePoint | None:
+        """Where the stream is resumed; None for a new one."""
+        return None if self.resumed is None else self.resumed.point
+
+    @property
+    def resume_points(self) -> ResumePoints:
+        """Where the newest resume point is kept."""
+        if self._store is None or self._config.log is None:
+            return NoResumePoints()
+        return SavedResumePoints(
+            self._store,
+            log=self._log_path,
+            run_id=self._run_id,
+            identity=tuple(self._setup.identity().items()),
+        )
+
+    @property
+    def records_latents(self) -> bool:
+        """Whether this session's chunks are logged with their latents: a resumed log continues as
+        it began."""
+        finished = [] if self.resumed is None else self.resumed.history.finished.values()
+        return self._config.record_latents or any(record.latents for record in finished)
+
+    def open_log(self) -> None:
+        """Begin the log anew, or continue that of the stream to resume; then say who opened it.
+
+        Raises:
+            UserInputError: the file cannot be written or resumed, or another process writes it.
+            CheckpointError: an earlier snapshot cannot be removed.
+        """
+        if self._config.log is None:
+            return
+        resumed = self.resumed
+        self._log = StreamLog(
+            self._log_path,
+            record_latents=self.records_latents,
+            resume=resumed is not None,
+            at_least=0 if resumed is None else resumed.log_offset,
+            faults=self._faults,
+        )
+        if resumed is None and self._store is not None:
+            self._store.clear()  # not before: what is refused leaves it as it was
+        next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
+        self._log.append(self._setup.opened(resumed_at_chunk=next_chunk))
+
+    def begin(self, prompt: str, schedule: Sequence[ScheduledDirective]) -> None:
+        """A stream begins with `prompt`: what an earlier one left is replaced.
+
+        Raises:
+            UserInputError, CheckpointError: as `open_log`.
+        """
+        if isinstance(self._log, NullLog):
+            self.open_log()
+        elif self._store is not None:
+            self._store.clear()
+        self._log.append(Begun(at_s=time.time(), prompt=prompt))
+        for event in schedule:
+            self._log.append(scheduled_record(event))
+
+    @property
+    def _log_path(self) -> Path:
+        assert self._config.log is not None
+        return self._config.log if self.resumed is None else self.resumed.log
+
+    def _found(self) -> Resumed | None:
+        assert self._store is not None
+        if not self._is_to_be_resumed(self._store):
+            return None
+        loaded = self._store.load(ResumePoint)
+        if loaded is None:
+            return None
+        header, point = loaded
+        folder = self._store.folder
+        check_identity(header, tuple(self._setup.identity().items()), folder=folder)
+        log = self._log_to_resume(Path(header.log))
+        history = read_history(log)
+        if not history.openings:
+            raise UserInputError(
+                f"the log {log} of the stream to resume is gone; to start anew, delete {folder}"
+            )
+        return Resumed(log=log, history=history, point=point, log_offset=header.log_offset)
+
+    def _log_to_resume(self, saved: Path) -> Path:
+        """The log that the snapshot names, or the one that is given where both were moved."""
+        given = self._config.log
+        if given is None or not given.exists():
+            return saved
+        if saved.exists() and not saved.samefile(given):
+            raise UserInputError(
+                f"the stream to resume keeps its log in {saved}, not in {given}; give that one, "
+                "or start a new stream"
+            )
+        return given
+
+    def _is_to_be_resumed(self, store: SnapshotStore) -> bool:
+        """An earlier stream may have left a snapshot that nobody asked for: the count of starts
+        alone says nothing, where the snapshot tells who saved it."""
+        resume, environment = self._config.resume, self._setup.environment
+        if resume is not None:
+            return resume
+        if not _knows_its_run(environment):
+            return environment.attempt > 0
+        header = store.header() if self._run_id else None
+        return header is not None and header.run_id == self._run_id
+
+
+def _knows_its_run(environment: LaunchEnvironment) -> bool:
+    is_named = environment.store_is_hosted or environment.run_id is not None
+    return environment.world_size > 1 and is_named
+
+
+@dataclass(frozen=True, slots=True)
+class SavedResumePoints:
+    """Resume points in a snapshot folder."""
+
+    store: SnapshotStore
+    log: Path
+    run_id: str
+    identity: tuple[tuple[str, str], ...]
+
+    def save(self, point: ResumePoint, *, log_offset: int) -> None:
+        """Replace the one before.
+
+        Raises:
+            CheckpointError: it cannot be written; the one before is still there.
+        """
+        header = SnapshotHeader(
+            run_id=self.run_id,
+            identity=self.identity,
+            log=str(self.log.absolute()),
+            log_offset=log_offset,
+            next_chunk_index=point.counts.next_chunk_index,
+        )
+        self.store.save(header, point)
+
+
+def scheduled_record(event: ScheduledDirective) -> Scheduled:
+    """An event of the schedule, as it was asked for."""
+    directive = event.directive
+    text, transition = directive.conditioning, directive.transition
+    return Scheduled(
+        at_s=time.time(),
+        chunk_index=event.chunk_index,
+        prompt=None if text is None else text.prompt,
+        hard_cut=directive.hard_cut,
+        transition_num_chunks=0 if transition is None else transition.num_chunks,
+        transition_method="" if transition is None else str(transition.method),
+        transition_bias_floor=1.0 if transition is None else transition.bias_floor,
+        recompute=directive.recompute,
+    )
