@@ -9,11 +9,9 @@ from collections.abc import Callable
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_runners.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
-_COMMAND = "scope-rt"
-
 
 def guarded(
-    command: Callable[[], int], *, speaker: str = _COMMAND, log: logging.Logger | None = None
+    command: Callable[[], int], *, speaker: str = "scope-rt", log: logging.Logger | None = None
 ) -> int:
     """Run `command`; what it raises becomes one sentence of `speaker` and the exit code for it.
 
@@ -25,9 +23,8 @@ def guarded(
         if log is not None:
             log.error("%s: %s", type(error).__name__, error)
         else:
-            print(f"{speaker}: {error}", file=sys.stderr)
-            if error.runbook is not None and speaker == _COMMAND:
-                print(f"{speaker}: to read it: scope-rt runbook {error.runbook}", file=sys.stderr)
+            to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook else ""
+            print(f"{speaker}: {error}{to_read_it}", file=sys.stderr)
         return BAD_INPUT if isinstance(error, UserInputError) else FAILED
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
