@@ -213,8 +213,9 @@ class StreamConfig:
         return self._from_values(self.settings | settings, Origin.ARGUMENT)
 
     def in_effect(self) -> str:
-        """What differs from the defaults, in one line: `plan=pp1 tp=2 seed=7`."""
-        defaults = StreamConfig().settings
+        """What differs from the defaults, in one line: `plan=pp1 tp=2 seed=7`; without files."""
+        defaults = StreamConfig().settings | {"log": self.recovery.log}
+        defaults |= {"snapshot": self.recovery.snapshot}
         changed = {n: v for n, v in self.settings.items() if v != defaults[n]}
         return " ".join(f"{name}={value}" for name, value in changed.items()) or "all defaults"
 

@@ -263,6 +263,7 @@ class StreamSetup:
             kv_cache=str(self.cache),
             frames_per_block=self.recipe.frames_per_block,
             fps=self.recipe.fps,
+            settings=self.config.in_effect(),
             resumed_at_chunk=NOT_RESUMED if resumed_at_chunk is None else resumed_at_chunk,
         )
 

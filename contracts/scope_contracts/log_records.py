@@ -91,6 +91,8 @@ class Opened(Record):
     kv_cache: str = "ring"
     frames_per_block: int
     fps: int
+    settings: str = ""
+    """All that differed from the defaults, for a person."""
     resumed_at_chunk: int = NOT_RESUMED
 
 

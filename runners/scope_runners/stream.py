@@ -4,6 +4,7 @@
 launches the ranks it needs.
 """
 
+import logging
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ from scope_rt.record.snapshot_store import look
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import topology_of
 from scope_rt.trace import TraceRecorder
+from scope_runners import logs
 from scope_runners.job import (
     StreamJob,
     available_cores,
@@ -36,6 +38,7 @@ from scope_runners.show import control
 from scope_runners.stop_request import leave_at_once, taking_stop_signals
 
 RANK_MODULE = "scope_runners.stream"
+_LOG = logging.getLogger(__name__)
 
 
 def main(
@@ -81,6 +84,7 @@ def run_here_or_launch(
 
 def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int:
     request, environment = job.request, job.setup.environment
+    logs.set_up(source=f"rank{environment.rank}", stream=request.out.name)
     torch.set_num_threads(request.threads)
     if not 0 <= environment.rank < environment.world_size:
         raise UserInputError(
@@ -93,6 +97,7 @@ def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int
     if request.trace is not None:
         instruments = replace(instruments, trace=TraceRecorder(environment.rank))
     if environment.rank == 0:
+        _LOG.info("settings: %s", job.setup.config.in_effect())
         check_outputs(job)
         return control(job, StreamSession(job.setup, instruments=instruments), started_s=started_s)
     return _serve(job, instruments)
@@ -123,6 +128,7 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
         rank_module,
         attempt_of,
         threads=request.threads,
+        stream=request.out.name,
         restarts=Restarts(
             most=setup.config.recovery.max_restarts, made_progress=progress.has_risen
         ),
