@@ -57,13 +57,10 @@ def launch(
     num_ranks: int,
     threads: int = 1,
     restarts: Restarts = NO_RESTARTS,
-    stream: str = "-",
 ) -> int:
     """Run `module.main(argv)` as `num_ranks` ranks; see `launch_attempts`."""
     attempt = Attempt(argv=argv, num_ranks=num_ranks)
-    return launch_attempts(
-        module, lambda _: attempt, threads=threads, restarts=restarts, stream=stream
-    )
+    return launch_attempts(module, lambda _: attempt, threads=threads, restarts=restarts)
 
 
 def launch_attempts(
@@ -73,7 +70,6 @@ def launch_attempts(
     threads: int = 1,
     restarts: Restarts = NO_RESTARTS,
     on_event: Callable[[int, Event], None] = lambda attempt, event: None,
-    stream: str = "-",
 ) -> int:
     """Run `module.main` as the ranks of `attempt_of(0)`; when one fails, of `attempt_of(1)`, ...
 
@@ -81,13 +77,12 @@ def launch_attempts(
     Ranks find the number of their attempt in `TORCHELASTIC_RESTART_COUNT`; below
     `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case, and where
     `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one.
-    `on_event` is called with the number of the attempt and which rank started or ended; `stream` is
-    how the log calls the stream.
+    `on_event` is called with the number of the attempt and which rank started or ended.
 
     Returns the exit code of the last attempt's first failing rank; one that a signal ended counts
     as 128 + signal, as in a shell.
     """
-    logs.set_up(source="launcher", stream=stream)
+    logs.set_up(source="launcher")
     store = host_store()
     environ = {
         # One thread, so that forking is safe; and no stack traces for connections that end.

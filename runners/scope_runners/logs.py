@@ -24,8 +24,13 @@ _PACKAGES = ("scope_rt", "scope_runners")
 _MOST_CHARACTERS = 4000
 
 
-def set_up(*, source: str, stream: str = "-", environ: Mapping[str, str] | None = None) -> None:
-    """Let this process log as `source` about `stream`; a later call replaces an earlier one.
+def set_up(
+    *,
+    source: str | None = None,
+    stream: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Let this process log as `source` about `stream`; None keeps what an earlier call said.
 
     Raises:
         UserInputError: `SCOPE_LOG_LEVEL` is no level.
@@ -33,8 +38,11 @@ def set_up(*, source: str, stream: str = "-", environ: Mapping[str, str] | None 
     level = (os.environ if environ is None else environ).get(LOG_LEVEL, DEFAULT_LEVEL)
     if level not in LEVELS:
         raise UserInputError(f"{LOG_LEVEL} is {level!r}; choose one of {', '.join(LEVELS)}")
+    before = _formatter()
     handler = _StderrHandler()
-    handler.setFormatter(LineFormatter(source=source, stream=stream))
+    handler.setFormatter(
+        LineFormatter(source=source or before.source, stream=stream or before.stream)
+    )
     for package in _PACKAGES:
         logger = logging.getLogger(package)
         logger.setLevel(level)
@@ -42,17 +50,25 @@ def set_up(*, source: str, stream: str = "-", environ: Mapping[str, str] | None 
         logger.propagate = False
 
 
+def _formatter() -> "LineFormatter":
+    for handler in logging.getLogger(_PACKAGES[0]).handlers:
+        if isinstance(handler.formatter, LineFormatter):
+            return handler.formatter
+    return LineFormatter(source="rank0", stream="-")
+
+
 class LineFormatter(logging.Formatter):
     """One line an event, whatever its message holds."""
 
     def __init__(self, *, source: str, stream: str) -> None:
         super().__init__()
-        self._head = f"{source} stream={printable(stream)}"
+        self.source, self.stream = source, printable(stream)
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
         line = " ".join(record.getMessage().splitlines())
-        return f"{at} {record.levelname} {self._head}: {printable(line, most=_MOST_CHARACTERS)}"
+        what = printable(line, most=_MOST_CHARACTERS)
+        return f"{at} {record.levelname} {self.source} stream={self.stream}: {what}"
 
 
 class _StderrHandler(logging.Handler):

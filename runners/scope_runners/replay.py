@@ -112,6 +112,7 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
         UserInputError: the recording cannot be replayed so; the sentence says what to change.
         ScopeError: the replay failed.
     """
+    logs.set_up(stream=namespace.recording.name)
     job = prepare(namespace)
     environment = LaunchEnvironment.from_environment()
     if environment.rank == 0 and namespace.record is not None and namespace.record.exists():
@@ -123,14 +124,7 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
                 f"the replay needs {ranks} GPUs, this machine has {num_gpus}; "
                 "set CUDA_VISIBLE_DEVICES= to use the CPU"
             )
-        return launch(
-            "scope_runners.replay",
-            argv,
-            num_ranks=ranks,
-            threads=namespace.threads,
-            stream=job.recording.name,
-        )
-    logs.set_up(source=f"rank{environment.rank}", stream=job.recording.name)
+        return launch("scope_runners.replay", argv, num_ranks=ranks, threads=namespace.threads)
     torch.set_num_threads(namespace.threads)
     job.topology.check_world_size(environment.world_size)
     if environment.rank != 0:

@@ -71,6 +71,7 @@ def run_here_or_launch(
     rank_module: str = RANK_MODULE,
 ) -> int:
     """Run this process's part of `request`, or start the processes it needs with `argv`."""
+    logs.set_up(stream=request.out.name)
     started_s = time.perf_counter()
     instruments = instruments or Instruments()
     environment = LaunchEnvironment.from_environment()

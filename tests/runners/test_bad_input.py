@@ -143,5 +143,5 @@ def test_a_rank_outside_its_group_is_refused(tmp_path: Path) -> None:
     arguments = [*PROMPT, "--out", str(tmp_path / "video.mp4")]
     done = run(["scope_runners.stream", *arguments], RANK="3", WORLD_SIZE="1")
     assert done.returncode == 2
-    assert "Z ERROR rank3 stream=-: UserInputError: RANK is 3 of 1 processes" in done.stderr
+    assert "Z ERROR rank3 stream=video.mp4: UserInputError: RANK is 3 of 1 processes" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -18,7 +18,7 @@ from scope_runners.launcher import Progress, Restarts
 from scope_runners.rank_group import LINGER_S, ORDERLY_END_S, Attempt
 
 HEEDED = (signal.SIGINT, signal.SIGHUP)
-LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ([A-Z]+) launcher stream=-: (.*)")
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ([A-Z]+) launcher stream=\S+: (.*)")
 BOUND_S = LINGER_S + TERMINATE_S + 2
 SCRIPT = '''
 import os, pathlib, signal, sys, time

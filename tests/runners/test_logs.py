@@ -17,6 +17,8 @@ LOG = logging.getLogger("scope_runners.launcher")
 def as_before() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("scope_rt", "scope_runners")]
     before = [(logger.level, logger.handlers, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers = []
     yield
     for logger, (level, handlers, propagate) in zip(loggers, before, strict=True):
         logger.level, logger.handlers, logger.propagate = level, handlers, propagate
@@ -30,6 +32,19 @@ def test_a_line_has_time_level_source_stream_and_message(
     line = capsys.readouterr().err
     head = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ WARNING rank2 stream=video\.mp4: "
     assert re.fullmatch(head + "rank 1 ended by SIGKILL\n", line)
+
+
+def test_what_a_later_call_does_not_say_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up(source="rank2", environ={})
+    logs.set_up(stream="video.mp4", environ={})
+    LOG.warning("lost")
+    logs.set_up(source="launcher", environ={})
+    LOG.warning("lost")
+    sources = [line.split(" ", 2)[2] for line in capsys.readouterr().err.splitlines()]
+    assert sources == [
+        "rank2 stream=video.mp4: lost",
+        "launcher stream=video.mp4: lost",
+    ]
 
 
 def test_the_time_is_utc(capsys: pytest.CaptureFixture[str]) -> None:
