@@ -1,8 +1,9 @@
-"""What a stream leaves behind is gone on with, or finished, and never lost by another command."""
+"""What a stream leaves behind is resumed, or finished, and never lost by another command."""
 
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,15 +33,20 @@ from tests.runners.streams import (
 )
 
 
-def test_a_lost_link_is_one_sentence_and_the_stream_can_be_gone_on_with(
+def files_in(folder: Path) -> dict[Path, bytes]:
+    """What is there, also in folders."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_lost_link_is_one_sentence_and_the_stream_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a.mp4"
     lose_the_link_after(1, out)
     assert num_frames(out) == 12
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("scope-rt: receive from rank 1")
-    assert lines[-2].endswith(f"the first 0.75 s are in {out}; add --resume to go on")
+    assert lines[-2].startswith("scope-rt: receive from rank 1")
+    assert lines[-3].endswith(f"the first 0.75 s are in {out}; add --resume to go on")
 
     assert main([*SHORT, "--out", str(out), "--resume", "--prompt-at", "1s:a red square"]) == 2
     assert "--prompt-at is ['1s:a red square']" in capsys.readouterr().err
@@ -58,11 +64,11 @@ def test_forgetting_to_resume_loses_no_stream(
 ) -> None:
     out = tmp_path / "a.mp4"
     lose_the_link_after(1, out)
-    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    held = files_in(tmp_path)
     assert main([*SHORT, "--out", str(out)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"{out} is an unfinished stream of 1 chunk; add --resume to go on with it" in said
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+    assert files_in(tmp_path) == held
     (tmp_path / ".a.mp4.journal").unlink()
     assert main([*SHORT, "--out", str(out)]) == 0
 
@@ -79,7 +85,7 @@ def test_resuming_what_is_finished_loses_no_video(
     assert out.read_bytes() == finished
 
 
-def test_a_stream_gone_on_with_may_be_longer_and_has_the_cues_that_were_after_its_end(
+def test_a_resumed_stream_may_be_longer_and_has_the_cues_that_were_after_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, cue = tmp_path / "a.mp4", ["--prompt-at", "3.5s:a green square"]
@@ -89,7 +95,7 @@ def test_a_stream_gone_on_with_may_be_longer_and_has_the_cues_that_were_after_it
     assert [c["prompt"] for c in chunks] == ["a red circle"] * 5 + ["a green square"] * 2
 
 
-def test_a_stream_gone_on_with_may_end_before_what_it_holds(
+def test_a_resumed_stream_may_end_before_what_it_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a.mp4"
@@ -108,11 +114,11 @@ def looking_for(path: Path, looks: list[bool], method: Any) -> Any:
     return looking
 
 
-def test_of_what_a_stream_leaves_for_a_restart_the_checkpoint_goes_first(
+def test_of_what_a_stream_leaves_for_a_restart_the_snapshot_is_removed_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, looks = tmp_path / "a.mp4", list[bool]()
-    remove = looking_for(tmp_path / ".a.mp4.checkpoint", looks, Journal.remove)
+    remove = looking_for(tmp_path / ".a.mp4.snapshot" / "state", looks, Journal.remove)
     monkeypatch.setattr(Journal, "remove", remove)
     assert main([*SHORT, "--out", str(out)]) == 0
     assert looks == [False]
@@ -131,7 +137,7 @@ def test_an_interrupt_before_anything_is_whole_leaves_nothing(
 
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_leaves_a_stream_that_can_be_gone_on_with(
+def test_a_second_signal_leaves_a_stream_that_can_be_resumed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -189,7 +195,7 @@ def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_ma
     with monkeypatch.context() as patch:
         patch.setattr(Storyboard, "write", no_space)
         assert main([*SHORT, "--out", str(out)]) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
+    said = capsys.readouterr().err.splitlines()[-2]
     assert f"{out} is written, and what belongs beside it is not (No space left" in said
     assert num_frames(out) == 48
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
@@ -197,7 +203,7 @@ def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_ma
 
 
 @pytest.mark.usefixtures("heeded")
-def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_gone_on_with(
+def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_resumed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, journal = tmp_path / "a.mp4", tmp_path / ".a.mp4.journal"
@@ -243,11 +249,11 @@ def test_torchrun_loses_no_stream_either(
 ) -> None:
     out = tmp_path / "a.mp4"
     lose_the_link_after(1, out)
-    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    held = files_in(tmp_path)
     as_rank_0_of_torchrun(monkeypatch)
     assert main([*SHORT, "--out", str(out), "--prompt", "a blue square"]) == 2
     assert f"{out} is an unfinished stream of 1 chunk; add" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+    assert files_in(tmp_path) == held
 
 
 @pytest.mark.usefixtures("heeded")
@@ -261,18 +267,18 @@ def test_after_a_stop_nobody_leaves_the_end_to_a_restart_that_never_comes(
     assert f"the first 1.50 s are in {out}; add --resume to go on" in capsys.readouterr().err
 
 
-def test_a_stream_without_its_checkpoint_is_replaced_by_nobody(
+def test_a_stream_without_its_snapshot_is_replaced_by_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a.mp4"
     lose_the_link_after(1, out)
-    (tmp_path / ".a.mp4.checkpoint").unlink()
-    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    shutil.rmtree(tmp_path / ".a.mp4.snapshot")
+    held = files_in(tmp_path)
     for more in ([], ["--resume"]):
         assert main([*SHORT, "--out", str(out), *more]) == 2
         said = capsys.readouterr().err.splitlines()[-1]
-        assert "1 chunk without the checkpoint to go on from; delete" in said
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+        assert "1 chunk without the snapshot to go on from; delete" in said
+    assert files_in(tmp_path) == held
     (tmp_path / ".a.mp4.journal").unlink()
     assert main([*SHORT, "--out", str(out)]) == 0
 
@@ -290,12 +296,14 @@ def test_a_stream_of_which_a_file_is_gone_keeps_the_others_and_names_the_way_out
     monkeypatch.setattr(VideoWriter, "write", write_and_wait)
     lose_the_link_after(2, out)
     (tmp_path / f".a.mp4.{lost}").unlink()
-    held = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    held, log = files_in(tmp_path), tmp_path / ".a.mp4.log"
     assert main([*SHORT, "--out", str(out), "--resume"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "the video to resume is damaged (" in said or "after 1 chunk, and 0 are there" in said
     assert f"start anew: delete {tmp_path / '.a.mp4.journal'}, then leave --resume out" in said
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == held
+    left = files_in(tmp_path)
+    assert left.pop(log).startswith(held.pop(log)), "the log tells of the refused start as well"
+    assert left == held
     (tmp_path / ".a.mp4.journal").unlink()
     assert main([*SHORT, "--out", str(out)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
@@ -337,7 +345,7 @@ def test_a_video_whose_process_died_before_its_last_step_is_finished(
     finished = out.read_bytes()
     assert main([*SHORT, "--out", str(out), "--resume", "--seconds", "6"]) == 2
     assert f"--resume: {out} is finished" in capsys.readouterr().err
-    code = main([*SHORT, "--out", str(out), "--resume"])  # told in full only with its checkpoint
+    code = main([*SHORT, "--out", str(out), "--resume"])  # told in full only with its snapshot
     assert code == (0 if killed_in == "forget" else 2)
     assert out.read_bytes() == finished
     assert main([*SHORT, "--out", str(out)]) == 0
