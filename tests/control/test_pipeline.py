@@ -6,6 +6,7 @@ import torch
 from scope_contracts.errors import CallCountError, OrderError, ParityError
 from scope_contracts.log_records import Dropped, Planned
 from scope_rt.control.inbox import Directive
+from scope_rt.control.pipeline import Pipeline
 from tests.control.memory_mesh import CUT, PROMPT, MemoryLog, MemoryMesh, pipeline_over
 
 
@@ -63,18 +64,29 @@ def test_a_plan_that_is_refused_sends_and_advances_nothing() -> None:
     assert not pipeline.is_midway
 
 
+def state(pipeline: Pipeline) -> tuple[bool, bool, int]:
+    return pipeline.has_room, pipeline.awaits_decode, pipeline.num_under_way
+
+
 def test_a_chunk_keeps_its_place_until_it_is_delivered() -> None:
     pipeline = pipeline_over(MemoryMesh(), max_in_flight=2)
     pipeline.send(PROMPT)
-    assert (pipeline.has_room, pipeline.num_under_way) == (True, 1)
+    seen = [state(pipeline)]
     pipeline.send(Directive())
-    assert (pipeline.has_room, pipeline.num_under_way) == (False, 2)
+    seen.append(state(pipeline))
     pipeline.receive()
-    assert (pipeline.has_room, pipeline.awaits_decode, pipeline.num_under_way) == (False, True, 2)
+    seen.append(state(pipeline))
     pipeline.decoded(torch.zeros(1, 12, 1, 1, 3, dtype=torch.uint8))
-    assert (pipeline.has_room, pipeline.awaits_decode, pipeline.num_under_way) == (False, False, 1)
+    seen.append(state(pipeline))
     pipeline.delivered()
-    assert pipeline.has_room
+    seen.append(state(pipeline))
+    assert seen == [
+        (True, False, 1),
+        (False, False, 2),
+        (False, True, 2),
+        (False, False, 1),
+        (True, False, 1),
+    ]
 
 
 def test_what_a_hard_cut_ended_is_dropped_and_never_planned_again() -> None:

@@ -33,6 +33,10 @@ class Case:
         field = FIELD if self.codec == "field" else TinyVideoCodec.decoder_context_frames
         return field + self.recipe.context_frames
 
+    def __str__(self) -> str:
+        recipe = self.recipe
+        return f"{self.codec}-{recipe.cache_upkeep}-{self.anchor}-sinks{recipe.sink_frames}"
+
     def decoder(self) -> StreamingDecoder:
         if self.codec == "field":
             return FieldDecoder()
