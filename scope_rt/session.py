@@ -106,8 +106,6 @@ class StreamSession:
                 position = point.position(setup.settings).planner.position
                 self._rank.start(MeshResumePoint(position=position, tail=point.tail))
             if self._recovery is not None:
-                if point is not None:
-                    self._recovery.open_log()
                 self._loop = self._control(self._recovery)
             on_error.pop_all()
 
@@ -163,11 +161,10 @@ class StreamSession:
         session there is closed, and yields nothing.
 
         Raises:
-            UserInputError: a prompt cannot be read, or the log cannot be written; nothing was
-                started, and an earlier stream's snapshot is as it was.
+            UserInputError: a prompt cannot be read, the log cannot be written, or this session is
+                closed; nothing was started, and an earlier stream's snapshot is as it was.
             CheckpointError: an earlier stream's snapshot cannot be removed; nothing was started.
             LinkError: while it is iterated: a rank was lost; its name and the chunk are in it.
-            ScopeError: this session was closed.
         """
         if self._spans is not None:
             raise UserInputError("this session is closed; open a new one to stream again")
@@ -176,7 +173,9 @@ class StreamSession:
             if is_first:
                 self._rank.serve()
             return iter(())
-        if not is_first or self._recovery.resumed is None:
+        if is_first and self._recovery.resumed is not None:
+            self._recovery.open_log()
+        else:
             self._begin(self._recovery, self._loop, prompt, schedule)
         return self._loop.run(num_chunks, acknowledged=acknowledged)
 
@@ -186,8 +185,8 @@ class StreamSession:
         Returns at once; the receipt tells at which chunk it took effect.
 
         Raises:
-            UserInputError: the prompt cannot be read, or nothing is streaming here; the stream
-                continues with the old one.
+            UserInputError: the prompt cannot be read, and the stream continues with the old one;
+                or this session is closed.
         """
         return self._post(self._directive(text, transition=transition))
 
@@ -257,6 +256,8 @@ class StreamSession:
     def _post(self, directive: Directive) -> Receipt:
         if self._loop is None:
             raise UserInputError("only rank0 takes control input; call this where rank is 0")
+        if self._spans is not None:
+            raise UserInputError("this session is closed; open a new one to stream again")
         return self._loop.inbox.post(directive)
 
     def _scheduled(self, event: ScheduledEvent) -> ScheduledDirective:

@@ -209,7 +209,7 @@ def test_a_closed_session_says_so_and_does_not_stream_on(folder: Path) -> None:
         next(stream)
     with pytest.raises(UserInputError, match="this session is closed; open a new one"):
         session.stream("red circle")
-    with pytest.raises(ScopeError, match="start a new stream"):
+        with pytest.raises(UserInputError, match="this session is closed; open a new one"):
         session.prompt("blue square")
 
 
