@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from scope_contracts.errors import ScopeError, UserInputError
+from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.launch_environment import LaunchEnvironment
@@ -209,7 +209,7 @@ def test_a_closed_session_says_so_and_does_not_stream_on(folder: Path) -> None:
         next(stream)
     with pytest.raises(UserInputError, match="this session is closed; open a new one"):
         session.stream("red circle")
-        with pytest.raises(UserInputError, match="this session is closed; open a new one"):
+    with pytest.raises(UserInputError, match="this session is closed; open a new one"):
         session.prompt("blue square")
 
 
