@@ -129,7 +129,6 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
         rank_module,
         attempt_of,
         threads=request.threads,
-        stream=request.out.name,
         restarts=Restarts(
             most=setup.config.recovery.max_restarts, made_progress=progress.has_risen
         ),
