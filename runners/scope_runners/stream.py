@@ -85,7 +85,6 @@ def run_here_or_launch(
 
 def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int:
     request, environment = job.request, job.setup.environment
-    logs.set_up(source=f"rank{environment.rank}", stream=request.out.name)
     torch.set_num_threads(request.threads)
     if not 0 <= environment.rank < environment.world_size:
         raise UserInputError(
