@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,24 @@ def test_a_page_names_no_error_that_does_not_exist(page: str) -> None:
     named = set(re.findall(r"`([A-Z]\w+Error)\b", (RUNBOOKS / page).read_text()))
     torchrun = {"RendezvousConnectionError", "RendezvousClosedError"}
     assert named <= {kind.__name__ for kind in OURS} | torchrun
+
+
+def test_every_setting_of_the_configuration_file_is_documented() -> None:
+    page = (RUNBOOKS / "settings.md").read_text()
+    documented = {
+        table: set(re.findall(r"`(\w+)`", names))
+        for table, names in re.findall(r"^\| \[(\w+)\] \| (.*) \|$", page, re.M)
+    }
+    config = StreamConfig()
+    assert documented == {
+        part.name: {setting.name for setting in fields(getattr(config, part.name))}
+        for part in fields(config)
+    }
+
+
+def test_the_configuration_file_that_is_shown_can_be_read(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", (RUNBOOKS / "settings.md").read_text(), re.S)
+    (tmp_path / "stream.toml").write_text(shown)
+    config = StreamConfig.load(file=tmp_path / "stream.toml", environ={})
+    assert "plan=pp1" in config.in_effect()
+    assert config.mesh.heartbeat_timeout_s == 5
