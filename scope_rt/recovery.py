@@ -54,6 +54,11 @@ class Recovery:
         """Why the log ended early, in one sentence."""
         return self._log.failure
 
+    @property
+    def latents_failure(self) -> str | None:
+        """Why latents are no longer kept, in one sentence."""
+        return self._log.latents_failure
+
     def append(self, record: Record, blob: bytes = b"") -> None:
         """Add a record; nothing where no log is kept."""
         self._log.append(record, blob)

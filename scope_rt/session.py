@@ -78,7 +78,8 @@ class StreamSession:
         self._feedback = feedback
         self._context = setup.context_memory() if setup.decodes else None
         self._spans: tuple[Span, ...] | None = None
-        self._has_streamed = False
+        self._has_streamed = self._has_failed = False
+        self._closes_log = True
         self._recovery: Recovery | None = None
         self._loop: StreamLoop | None = None
         pipeline = None
@@ -141,6 +142,14 @@ class StreamSession:
     def log(self) -> Log:
         """The stream's log; one that writes nothing before `stream`, and where none is kept."""
         return NullLog() if self._recovery is None else self._recovery
+
+    def take_log(self) -> Log:
+        """The stream's log for who appends to it after this session, such as a video's writer.
+
+        The session leaves it open then; who took it closes it.
+        """
+        self._closes_log = False
+        return self.log
 
     def stream(
         self,
@@ -208,9 +217,11 @@ class StreamSession:
                     self._loop.inbox.close("the stream failed")
                 else:
                     self._spans = self._end_together()
-                    self.log.append(Closed(at_s=time.time()))
+                    if not self._has_failed:
+                        self.log.append(Closed(at_s=time.time()))
             finally:
-                self.log.close()
+                if self._closes_log:
+                    self.log.close()
                 self._rank.leave()
         return self._spans
 
@@ -227,6 +238,7 @@ class StreamSession:
         if error is not None and not isinstance(error, GeneratorExit | KeyboardInterrupt):
             chunk = -1 if self._loop is None else self._loop.last_planned_chunk
             self.log.append(failed_record(chunk, error))
+            self._has_failed = True
         if error is None or self.is_control_rank:
             self.close()
         else:

@@ -27,6 +27,7 @@ from scope_contracts.log_records import Finished, Opened, Record
 from scope_lab.replay_process import replayed
 from scope_lab.two_hosts_report import HostReport, TwoHostsReport, table
 from scope_rt.models.loading import EMBEDDED
+from scope_rt.record.reader import StreamHistory, open_log, read_stream
 from scope_rt.topology import PIPELINED, Topology, plan_named
 from scope_runners.arguments import fresh_folder, positive, positive_number
 from scope_runners.break_it.cases.ranks import FAR_IS_SILENT, STORE_IS_SILENT
@@ -34,7 +35,6 @@ from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
 from scope_runners.guarded import guarded
 from scope_runners.namespaces import INTERFACE, CabledHosts, torchrun
-from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
 
 HEARTBEAT_S = 5.0
 CUT_NAMED_S, KILL_NAMED_S = HEARTBEAT_S, 2.0
@@ -178,7 +178,7 @@ class _Run:
     def _num_finished(self) -> int:
         if not self.recording.exists():
             return 0
-        with open_recording(self.recording) as file:
+        with open_log(self.recording) as file:
             return sum(isinstance(e.record, Finished) for e in LogReader(file))
 
 
@@ -194,7 +194,7 @@ def _wait(
 
 
 def _judge(run: _Run) -> TwoHostsReport:
-    with open_recording(run.recording) as file:
+    with open_log(run.recording) as file:
         reader = LogReader(file)
         stream, _ = read_stream(reader)
         resumed_at_s = _first_chunk_after_restart_s([entry.record for entry in reader])
@@ -236,7 +236,7 @@ def _first_chunk_after_restart_s(records: Sequence[Record]) -> float | None:
 
 
 def _complaints(
-    run: _Run, hosts: Sequence[HostReport], stream: RecordedStream, again: dict[str, Any] | None
+    run: _Run, hosts: Sequence[HostReport], stream: StreamHistory, again: dict[str, Any] | None
 ) -> Iterator[str]:
     bound_s = CUT_NAMED_S if run.fault is Fault.CABLE else KILL_NAMED_S
     yield from misnamed(hosts, fault=run.fault, topology=run.topology)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scope_contracts.log_records import Control, Opened
-from scope_runners.recorded_stream import RecordedStream
+from scope_rt.record.reader import StreamHistory
 from scope_runners.wording import counted
 
 SHOWN_STAGES = ("generate", "decode", "wait")
@@ -38,7 +38,7 @@ class ChunkLine:
     events: tuple[str, ...]
 
 
-def chunk_lines(stream: RecordedStream) -> Iterator[ChunkLine]:
+def chunk_lines(stream: StreamHistory) -> Iterator[ChunkLine]:
     """Every chunk of a stream, in order, with what happened at it."""
     events = events_of(stream)
     num_frames_before = 0
@@ -77,7 +77,7 @@ def headline(opened: Opened) -> str:
     )
 
 
-def balance(stream: RecordedStream, lines: Sequence[ChunkLine]) -> str:
+def balance(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     """What came of a stream, in one line."""
     shown = [line for line in lines if line.fate is Fate.SHOWN]
     video_s = sum(line.num_frames for line in shown) / stream.opened.fps
@@ -99,7 +99,7 @@ def _fate(is_finished: bool, is_dropped: bool) -> Fate:
     return Fate.DROPPED if is_dropped else Fate.UNFINISHED
 
 
-def _ending(stream: RecordedStream) -> str:
+def _ending(stream: StreamHistory) -> str:
     if stream.damage is not None:
         return "the rest is damaged"
     if stream.closed:
@@ -109,7 +109,7 @@ def _ending(stream: RecordedStream) -> str:
     return "failed" if stream.failures else "cut off, or still going on"
 
 
-def events_of(stream: RecordedStream) -> dict[int, list[str]]:
+def events_of(stream: StreamHistory) -> dict[int, list[str]]:
     """What happened, in words, by chunk index."""
     events: dict[int, list[str]] = {}
 

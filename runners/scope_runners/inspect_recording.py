@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
+from scope_rt.record.reader import StreamHistory
 from scope_runners.chunk_lines import (
     SHOWN_STAGES,
     ChunkLine,
@@ -23,7 +24,6 @@ from scope_runners.chunk_lines import (
     events_of,
     headline,
 )
-from scope_runners.recorded_stream import RecordedStream
 from scope_runners.recording_argument import damage_of, read_recording
 from scope_runners.timeline_picture import write_timeline
 from scope_runners.wording import printable
@@ -60,7 +60,7 @@ def run_inspect(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def to_json(stream: RecordedStream, lines: Sequence[ChunkLine]) -> str:
+def to_json(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     """Everything of a recording but its latents."""
     plain = {
         "opened": [asdict(opened) for opened in stream.openings],
@@ -76,7 +76,7 @@ def to_json(stream: RecordedStream, lines: Sequence[ChunkLine]) -> str:
     return json.dumps(plain, indent=2)
 
 
-def table(stream: RecordedStream, lines: Sequence[ChunkLine]) -> str:
+def table(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     """A recording for a person at a terminal; uneventful chunks share a row."""
     opened = stream.opened
     rows = [

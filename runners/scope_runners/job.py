@@ -31,7 +31,7 @@ class Timeline:
     events: tuple[ScheduledEvent, ...]
     ignored: tuple[str, ...]
     later: tuple[ScheduledEvent, ...] = ()
-    """The events after the end: whoever goes on with the stream may make it longer."""
+    """The events after the end: whoever resumes the stream may make it longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,6 @@ class OutputFiles:
     def log(self) -> Path:
         """Where the log of a new stream belongs."""
         return self.hidden_log if self.record is None else self.record
-
-    @property
-    def journal(self) -> Path:
-        """What rank0 has shown so far; there as long as the snapshot."""
-        return self.video.with_name(f".{self.video.name}.journal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,58 +1,124 @@
 """What an earlier stream left at an output is not lost by starting another one there."""
 
 import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from scope_contracts.errors import UserInputError
-from scope_rt.video.segments import num_held_chunks
-from scope_runners import journal
+from scope_contracts.log_records import Scheduled
+from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record.snapshot_store import SnapshotHeader, SnapshotStore
+from scope_rt.session import ScheduledEvent
 from scope_runners.job import OutputFiles, StreamJob
-from scope_runners.journal import Told
 from scope_runners.wording import counted
 
 
-def is_finished(told: Told, files: OutputFiles) -> bool:
-    """Whether the video is whole under its own name, though its process may have left more."""
-    is_told_in_full = told.begun is None or told.is_published
-    return is_told_in_full and files.video.exists() and not num_held_chunks(files.video)
-
-
 def check_nothing_is_lost(job: StreamJob, *, resumes: bool) -> None:
-    """Refuse to replace a stream that can be gone on with, or by `--resume` a finished video.
+    """Refuse to replace a stream that can be resumed, or by `--resume` a finished video.
 
     Args:
-        resumes: whether the stream that is there will be taken up.
+        resumes: whether the stream that is there will be resumed.
 
     Raises:
         UserInputError: naming what to change, also where `--resume` means another stream.
     """
-    files, request, goes_on = job.files, job.request, resumes
-    told = journal.read(files.journal)
-    num_chunks, is_saved = len(told.entries), files.snapshot.exists()
+    files, header = job.files, SnapshotStore(job.files.snapshot).header()
+    log = _log_of(files, header)
+    history = read_history(log)
+    num_chunks = len(history.durable if header is None else history.finished)
     chunks = counted(num_chunks, "chunk")
-    if is_finished(told, files):
-        concludes = goes_on and is_saved and num_chunks >= job.timeline.num_chunks
-        if (goes_on or request.resume) and not concludes:
+    if is_finished(history, header, files):
+        concludes = resumes and header is not None and num_chunks >= job.timeline.num_chunks
+        if (resumes or job.request.resume) and not concludes:
             raise UserInputError(
                 f"--resume: {files.video} is finished; choose another --out, or leave --resume out "
                 "to make it anew"
             )
-    elif num_chunks and not is_saved:
+    elif num_chunks and header is None:
         raise UserInputError(
-            f"{files.video} is an unfinished stream of {chunks} without the snapshot "
-            f"to go on from; delete {files.journal} to start anew"
+            f"{files.video} is an unfinished stream of {chunks} without the snapshot to resume it "
+            f"from; to start anew, delete {log}"
         )
-    elif num_chunks and not goes_on:
+    elif num_chunks and not resumes:
         raise UserInputError(
-            f"{files.video} is an unfinished stream of {chunks}; add --resume to go on "
-            f"with it, or delete {files.journal} to start anew"
+            f"{files.video} is an unfinished stream of {chunks}; add --resume to resume it, or to "
+            f"start anew, delete {files.snapshot} and {log}"
         )
-    if goes_on:
-        journal.check_same_stream(told, request, files.journal)
+    if resumes:
+        check_same_stream(history, job, log)
+    elif files.record is not None and files.record.exists() and not job.setup.environment.attempt:
+        raise UserInputError(
+            f"--record {files.record} is there already; choose another file, or delete it"
+        )
+
+
+def is_finished(history: StreamHistory, header: SnapshotHeader | None, files: OutputFiles) -> bool:
+    """Whether the video is whole under its own name, though its process may have left more."""
+    is_all_there_is = history.begun is None and header is None
+    return files.video.exists() and (is_all_there_is or history.is_published)
+
+
+def check_same_stream(history: StreamHistory, job: StreamJob, log: Path) -> None:
+    """Refuse to resume a stream that another request began; `--seconds` may change.
+
+    Raises:
+        UserInputError: naming the flag that differs.
+    """
+    if history.begun is None:
+        return
+    theirs = _asked_for(history.begun.prompt, history.scheduled)
+    timeline = job.timeline
+    events = [scheduled(event) for event in (*timeline.events, *timeline.later)]
+    ours = _asked_for(job.request.prompt, events)
+    for (flag, mine), (_, other) in zip(ours, theirs, strict=True):
+        if mine != other:
+            raise UserInputError(
+                f"{flag} is {mine}, and the stream to resume was begun with {other}; use that "
+                f"again, or to start anew, delete {job.files.snapshot} and {log}"
+            )
 
 
 def say_how_to_resume(job: StreamJob) -> None:
     """After a stream was ended at once: tell whoever ended it, where there is something to tell."""
-    files = job.files
-    told = journal.read(files.journal)
-    if told.entries and files.snapshot.exists() and not is_finished(told, files):
-        print(f"scope-rt: {files.video} is unfinished; add --resume to go on", file=sys.stderr)
+    files, header = job.files, SnapshotStore(job.files.snapshot).header()
+    if header is None:
+        return
+    history = read_history(_log_of(files, header))
+    if history.finished and not is_finished(history, header, files):
+        print(f"scope-rt: {files.video} is unfinished; add --resume to resume it", file=sys.stderr)
+
+
+def _log_of(files: OutputFiles, header: SnapshotHeader | None) -> Path:
+    """The log of the stream that is there, of which only its snapshot may know the name."""
+    if header is None:
+        return files.hidden_log
+    saved = Path(header.log)
+    return saved if saved.exists() else files.log
+
+
+def scheduled(event: ScheduledEvent) -> Scheduled:
+    """An event as the log of its stream has it."""
+    transition = event.transition
+    return Scheduled(
+        at_s=0.0,
+        chunk_index=event.chunk_index,
+        prompt=event.prompt,
+        hard_cut=event.hard_cut,
+        transition_num_chunks=0 if transition is None else transition.num_chunks,
+        transition_method="" if transition is None else str(transition.method),
+        transition_bias_floor=1.0 if transition is None else transition.bias_floor,
+        recompute=event.recompute,
+    )
+
+
+def _asked_for(prompt: str, events: Sequence[Scheduled]) -> Iterator[tuple[str, object]]:
+    """What makes a stream, by the flag that asks for it."""
+    soft = [event for event in events if event.transition_num_chunks]
+    yield "--prompt", repr(prompt)
+    prompts = [f"{e.prompt!r} at chunk {e.chunk_index}" for e in events if e.prompt is not None]
+    yield "--prompt-at", ", ".join(prompts) or "none"
+    cuts = [f"at chunk {event.chunk_index}" for event in events if event.hard_cut]
+    yield "--hard-cut-at", ", ".join(cuts) or "none"
+    yield "--transition", max((event.transition_num_chunks for event in soft), default=0)
+    yield "--transition-method", max((event.transition_method for event in soft), default="none")
+    yield "--transition-bias", min((event.transition_bias_floor for event in soft), default=1.0)

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from scope_contracts.errors import ContractError, UserInputError, VersionError
 from scope_contracts.log_file import LogReader
-from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
+from scope_rt.record.reader import StreamHistory, open_log, read_stream
 
 
-def read_recording(path: Path) -> RecordedStream:
+def read_recording(path: Path) -> StreamHistory:
     """The stream of the recording at `path`; damage after its first record is in `damage`.
 
     Raises:
         UserInputError: there is no such file, it is no recording, it is of another version, or it
             has no whole record.
     """
-    with open_recording(path) as file:
+    with open_log(path) as file:
         try:
             stream, _ = read_stream(LogReader(file))
         except VersionError as error:
@@ -24,7 +24,7 @@ def read_recording(path: Path) -> RecordedStream:
     return stream
 
 
-def damage_of(path: Path, stream: RecordedStream) -> ContractError | None:
+def damage_of(path: Path, stream: StreamHistory) -> ContractError | None:
     """What is wrong after the last record that could be read, with the path; None where nothing."""
     if stream.damage is None:
         return None

@@ -31,6 +31,7 @@ from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
+from scope_rt.record.reader import StreamHistory, open_log, read_stream
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.topology import Topology, plan_named
@@ -41,7 +42,6 @@ from scope_runners.exit_codes import FAILED
 from scope_runners.launcher import launch
 from scope_runners.progress import progress_bar
 from scope_runners.rank_process import guarded_rank
-from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
 from scope_runners.recording_argument import damage_of, read_recording
 from scope_runners.replay_report import compare, table
 
@@ -54,7 +54,7 @@ class ReplayJob:
     """A recording, and how it is run again."""
 
     recording: Path
-    stream: RecordedStream
+    stream: StreamHistory
     events: tuple[ScheduledEvent, ...]
     model: str
     recipe: Recipe
@@ -197,7 +197,7 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
     )
 
 
-def events(stream: RecordedStream) -> tuple[ScheduledEvent, ...]:
+def events(stream: StreamHistory) -> tuple[ScheduledEvent, ...]:
     """What was asked for, and what a restart did in its place, at the recorded chunks.
 
     Raises:
@@ -261,7 +261,7 @@ def _feedback(job: ReplayJob) -> Iterator[Feedback]:
     if not job.tolerance:
         yield own_latents
         return
-    with open_recording(job.recording) as recording:
+    with open_log(job.recording) as recording:
         yield RecordedFeedback(recording)
 
 
@@ -317,7 +317,7 @@ def _event(control: Control) -> ScheduledEvent:
     )
 
 
-def _num_replayable(stream: RecordedStream) -> int:
+def _num_replayable(stream: StreamHistory) -> int:
     """Chunks up to the last finished one before the first of which nothing is known."""
     num_planned = 0
     while num_planned in stream.envelopes:

@@ -8,8 +8,8 @@ import torch
 from scope_contracts.envelope import PPEnvelope
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Finished, Opened
+from scope_rt.record.reader import StreamHistory, open_log, read_stream
 from scope_rt.tensors import TORCH_DTYPES
-from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
 from scope_runners.wording import counted
 
 _FREE = frozenset({"call_id", "plan_id", "tensors"})
@@ -49,7 +49,7 @@ class ReplayReport:
 
 
 def compare(
-    recorded: RecordedStream,
+    recorded: StreamHistory,
     recording: Path,
     replayed: Path,
     *,
@@ -63,7 +63,7 @@ def compare(
     differences, largest = list[Difference](), 0.0
     restarted = {restart.chunk_index for restart in recorded.restarts}
     indices = sorted(index for index in recorded.finished if index < num_chunks)
-    with open_recording(recording) as old_file, open_recording(replayed) as new_file:
+    with open_log(recording) as old_file, open_log(replayed) as new_file:
         old, new = LogReader(old_file), LogReader(new_file)
         _, old_places = read_stream(old)
         stream, new_places = read_stream(new)

@@ -1,167 +1,120 @@
 """Rank0's side of `scope-rt stream`: every chunk is shown once, and what is left is whole files.
 
-How a stream stands when it begins is one value (`Standing`); how it ends is decided in one place
-(`_conclude`). A stream that somebody may go on with leaves its chunks, journal and checkpoint.
+How a stream ends is decided in one place (`_conclude`). One that somebody may resume leaves its
+segments, log and snapshot.
 """
 
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from scope_contracts.errors import RecordingError, ScopeError, UserInputError
+from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.record.reader import StreamHistory
 from scope_rt.record.snapshot_store import SnapshotStore, look
+from scope_rt.record.stream_log import Log
 from scope_rt.session import StreamSession
 from scope_rt.trace import Span, write_chrome_trace
-from scope_rt.video.segments import num_held_chunks
 from scope_rt.video.writer import VideoWriter
-from scope_runners import journal
 from scope_runners.exit_codes import FAILED
 from scope_runners.job import OutputFiles, StreamJob
-from scope_runners.journal import Entry, Journal, Told
 from scope_runners.launcher import Progress
-from scope_runners.leftovers import check_nothing_is_lost, is_finished, say_how_to_resume
+from scope_runners.leftovers import check_nothing_is_lost, say_how_to_resume
 from scope_runners.progress import progress_bar
 from scope_runners.stop_request import StopRequest, taking_stop_signals
-from scope_runners.storyboard import Storyboard
+from scope_runners.storyboard import Scene, scenes, write_storyboard
 from scope_runners.summary import ChunkRecord, Ending, Moments, StreamSummary, summarise, table
 from scope_runners.wording import counted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What there is of a stream when this process takes it up."""
+class _Ledger:
+    """The stream's log, and how long encoding each chunk took, whatever becomes of the log."""
 
-    goes_on: bool
-    """Whether a checkpoint was found."""
-    is_published: bool
-    """Whether an earlier process was ended between the joined video and its own end."""
-    kept: tuple[Entry, ...]
-    """The chunks that were shown before, and stay."""
-    num_starts: int
-    """Processes that took it up before this one."""
+    def __init__(self, log: Log, history: StreamHistory) -> None:
+        self._log = log
+        self.encode_ms = {index: done.encode_ms for index, done in history.durable.items()}
 
-    @classmethod
-    def of(cls, told: Told | None, *, held_chunks: int, is_finished: bool) -> Self:
-        """`told` is the journal of a stream to go on with; the writer holds `held_chunks`.
-
-        A chunk that was told and is not held is made again, unless all are in a finished video.
-
-        Raises:
-            UserInputError: the journal lost chunks that the writer holds.
-        """
-        if told is None:
-            return cls(goes_on=False, is_published=False, kept=(), num_starts=0)
-        if len(told.entries) < held_chunks:
-            raise UserInputError(
-                f"the video to resume holds {counted(held_chunks, 'chunk')} and its journal tells "
-                f"of {len(told.entries)}; delete the journal, if it is there, and run without "
-                "--resume to start anew"
-            )
-        return cls(
-            goes_on=True,
-            is_published=is_finished,
-            kept=told.entries if is_finished else told.entries[:held_chunks],
-            num_starts=max(1, told.num_starts),
-        )
+    def append(self, record: Segment | Durable | Published) -> None:
+        """What the video's writer has to tell."""
+        if isinstance(record, Durable):
+            self.encode_ms[record.chunk_index] = record.encode_ms
+        self._log.append(record)
 
 
 class _Stage:
-    """Where chunks are shown: the video, the storyboard and the journal of it all."""
+    """Where chunks are shown: the video, and what is told of it all."""
 
     def __init__(self, job: StreamJob, session: StreamSession) -> None:
-        files = self.files = job.files
-        goes_on = session.resumed_at_chunk is not None
-        check_nothing_is_lost(job, resumes=goes_on)
-        told = journal.read(files.journal) if goes_on else None
-        is_whole = told is not None and is_finished(told, files)
-        way_out = f"start anew: delete {files.journal}, then leave --resume out"
-        num_there = num_held_chunks(files.video)
-        if num_there < session.num_acknowledged_before and not is_whole:
+        self.files, self.resumes = job.files, session.resumed_at_chunk is not None
+        check_nothing_is_lost(job, resumes=self.resumes)
+        history = session.history or StreamHistory()
+        self.num_starts = history.num_starts
+        """Processes that had this stream before this one."""
+        self.is_published = history.is_published and self.files.video.exists()
+        """Whether an earlier process was ended between the joined video and its own end."""
+        way_out = f"to start anew, delete {self.files.snapshot}, then leave --resume out"
+        num_there = len(history.durable)
+        if num_there < session.num_acknowledged_before and not self.is_published:
             raise UserInputError(
-                f"{files.video}: the resume point is after "
+                f"{self.files.video}: the resume point is after "
                 f"{counted(session.num_acknowledged_before, 'chunk')}, and {num_there} are there; "
                 f"{way_out}"
             )
+        self.log = session.take_log()
+        self._ledger = _Ledger(self.log, history)
         try:
             self.writer = VideoWriter(
-                files.video,
+                self.files.video,
                 width=job.setup.width,
                 height=job.setup.height,
                 fps=job.setup.recipe.fps,
                 trace=session.trace,
-                resume=goes_on and not is_whole,
+                ledger=self._ledger,
+                earlier=[] if self.is_published else history.video,
                 keep_on_error=True,
             )
         except UserInputError as error:
-            if not goes_on:
+            self.log.close()
+            if not self.resumes:
                 raise
             raise UserInputError(f"{error}; {way_out}") from error
-        with ExitStack() as on_error:
-            on_error.callback(self.writer.suspend)
-            held_chunks = self.writer.held_chunks
-            self.standing = Standing.of(told, held_chunks=held_chunks, is_finished=is_whole)
-            self._journal = Journal(
-                files.journal,
-                job.request,
-                self.standing.kept,
-                self.standing.num_starts,
-                is_published=self.standing.is_published,
-            )
-            on_error.pop_all()
-        self.storyboard = Storyboard(job.timeline, fps=job.setup.recipe.fps)
-        self.chunks: list[ChunkRecord] = []
+        self.chunks = {
+            index: ChunkRecord.logged(history.finished[index])
+            for index in sorted(history.durable.keys() & history.finished.keys())
+        }
+        self.num_before = len(self.chunks)
         self.first_frame_s: float | None = None
-        for chunk, picture in self.standing.kept:
-            self.storyboard.add(chunk, picture)
-            self.chunks.append(chunk.ordered())
-        self._num_before = len(self.chunks)
 
     def show(self, chunk: Chunk) -> None:
         """Tell of a chunk and write it."""
         if self.first_frame_s is None:
             self.first_frame_s = time.perf_counter()
-        record, picture = ChunkRecord.of(chunk), None
-        if self.storyboard.keeps(chunk.chunk_index):
-            picture = chunk.frames[len(chunk.frames) // 2]
-        self.storyboard.add(record, picture)
-        self._journal.add(record, picture)
-        self.chunks.append(record)
-        self.writer.write(chunk.frames)
+        self.chunks[chunk.chunk_index] = ChunkRecord.of(chunk)
+        self.writer.write(chunk.frames, chunk_index=chunk.chunk_index)
 
-    def encoded(self) -> list[ChunkRecord]:
-        """All chunks, with what writing took where this process wrote them."""
-        made = zip(self.chunks[self._num_before :], self.writer.encode_ms, strict=True)
-        return [*self.chunks[: self._num_before], *(chunk.encoded(ms) for chunk, ms in made)]
-
-    def publish(self, *, keep: bool) -> None:
-        """Put the video under its name; `keep` leaves the chunks for a process that goes on."""
-        self.writer.drain()
-        if not keep:
-            self._journal.publish()
-        self.writer.close(keep=keep)
+    def told(self) -> list[ChunkRecord]:
+        """All chunks that are in the video, an earlier process's too."""
+        encode_ms = self._ledger.encode_ms
+        return [chunk.encoded(encode_ms[index]) for index, chunk in self.chunks.items()]
 
     def forget(self) -> None:
-        """Nobody will go on with this stream: first goes what makes a process do so."""
+        """Nobody will resume this stream: first goes what makes a process do so."""
         SnapshotStore(self.files.snapshot).clear()
         self.files.hidden_log.unlink(missing_ok=True)
-        self._journal.remove()
-
-    def leave(self) -> None:
-        """Somebody may go on with it."""
-        self._journal.close()
 
     def interrupt(self) -> None:
-        """Leave what is whole to a process that goes on."""
+        """Leave what is whole to a process that resumes."""
         with suppress(RecordingError):  # the person's signal is the one to tell
             self.writer.suspend()
-        self.leave() if self.writer.durable_chunks else self.forget()
+        if not self.writer.durable_chunks:
+            self.forget()
 
     def abort(self) -> None:
         """Leave nothing."""
@@ -186,7 +139,7 @@ class _Run:
         return self.job.setup.environment
 
     @property
-    def will_go_on(self) -> bool:
+    def will_resume(self) -> bool:
         """Whether the ranks are started again although this one was told to stop.
 
         torchrun ends its ranks by SIGTERM also when another host is lost.
@@ -198,7 +151,7 @@ class _Run:
         """Whether the launcher starts the ranks again if this process fails now."""
         environment = self.environment
         if self.stop.signum is not None:
-            return self.will_go_on
+            return self.will_resume
         restarts = environment.restarts_after_progress
         return environment.may_restart or (restarts and self.progress.has_risen())
 
@@ -214,7 +167,7 @@ def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
         at_end.push(session)
         stage = _Stage(job, session)
         at_end.pop_all()  # from here on the session is ended where it is used
-        _say_how_it_begins(job, session, stage.standing)
+        _say_how_it_begins(job, session, stage)
         run = _Run(
             job=job,
             session=session,
@@ -224,20 +177,20 @@ def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
             started_s=started_s,
             ready_s=ready_s,
         )
-        at_end.callback(stage.leave)
+        at_end.callback(stage.log.close)
         with stage.writer:
             try:
                 failure, spans = _play(run)
                 if failure is not None and not stage.chunks:
-                    stage.leave() if stage.standing.goes_on else stage.abort()
+                    if not stage.resumes:
+                        stage.abort()
                     raise failure
                 return _conclude(run, failure, spans)
             except KeyboardInterrupt:
                 stage.interrupt()
                 _say("interrupted")
-                if (
-                    not job.setup.environment.launched
-                ):  # else the launcher says it, whatever became of rank0
+                # Else the launcher says it, whatever became of rank0.
+                if not job.setup.environment.launched:
                     say_how_to_resume(job)
                 return 128 + (stop.signum or signal.SIGINT)
 
@@ -247,7 +200,7 @@ def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
     try:
         with ExitStack() as on_error:
             on_error.push(run.session)
-            if not run.stage.standing.is_published:
+            if not run.stage.is_published:
                 _show_all(run)
             on_error.pop_all()
         return None, run.session.close()
@@ -281,12 +234,12 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
     """Publish what was made and say so; raises `failure` once that is done."""
     job, stage, stop = run.job, run.stage, run.stop
     complete = len(stage.chunks) >= job.timeline.num_chunks
-    keep = not complete and (failure is not None or run.will_go_on)
-    stage.publish(keep=keep)
+    keep = not complete and (failure is not None or run.will_resume)
+    stage.writer.close(keep=keep)
     cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
     summary = summarise(
         job,
-        stage.encoded(),
+        chunks := stage.told(),
         ending=Ending.FAILED if failure is not None else cut_short,
         moments=Moments(
             started_s=run.started_s,
@@ -297,13 +250,15 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
         ),
         cache_spec=job.setup.cache_spec,
         blocked_s=stage.writer.blocked_s,
-        restarts=max(run.environment.attempt, stage.standing.num_starts),
-        recording_failure=run.session.log.failure,
+        restarts=max(run.environment.attempt, stage.num_starts),
+        recording_failure=stage.log.failure or stage.log.latents_failure,
         files=stage.files,
     )
-    _publish(summary, stage.files, stage.storyboard, spans)
-    stage.leave() if keep else stage.forget()
-    _report(summary, as_json=job.request.json, may_go_on=keep)
+    story = scenes(chunks, job.timeline, fps=job.setup.recipe.fps)
+    _publish(summary, stage.files, story, spans, scale=stage.writer.scale)
+    if not keep:
+        stage.forget()
+    _report(summary, as_json=job.request.json, may_be_resumed=keep)
     if failure is not None:
         raise failure
     if complete:
@@ -311,10 +266,10 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
     return FAILED if stop.signum is None else 128 + stop.signum
 
 
-def _say_how_it_begins(job: StreamJob, session: StreamSession, standing: Standing) -> None:
+def _say_how_it_begins(job: StreamJob, session: StreamSession, stage: _Stage) -> None:
     """What a person should know before the first chunk."""
-    if standing.goes_on:
-        _say(f"going on at chunk {session.resumed_at_chunk}; {len(standing.kept)} are kept")
+    if stage.resumes:
+        _say(f"resuming at chunk {session.resumed_at_chunk}; {stage.num_before} are kept")
         return
     recipe, setup = job.setup.recipe, job.setup
     made_for = (recipe.default_height, recipe.default_width)
@@ -339,11 +294,16 @@ def _say(sentence: str) -> None:
 
 
 def _publish(
-    summary: StreamSummary, files: OutputFiles, storyboard: Storyboard, spans: tuple[Span, ...]
+    summary: StreamSummary,
+    files: OutputFiles,
+    story: Sequence[Scene],
+    spans: tuple[Span, ...],
+    *,
+    scale: int,
 ) -> None:
     """Everything beside the video, which its writer has published."""
     try:
-        storyboard.write(files.contact_sheet)
+        write_storyboard(files.contact_sheet, files.video, story, scale=scale)
         if files.trace is not None:
             write_chrome_trace(files.trace, spans)
         summary.write(files.summary)
@@ -354,12 +314,12 @@ def _publish(
         ) from error
 
 
-def _report(summary: StreamSummary, *, as_json: bool, may_go_on: bool) -> None:
+def _report(summary: StreamSummary, *, as_json: bool, may_be_resumed: bool) -> None:
     if as_json:
         print(summary.to_json(), flush=True)
     elif summary.ending is Ending.COMPLETE:
         print(table(summary), flush=True)
     if summary.ending is not Ending.COMPLETE:
         kept = f"{summary.totals.video_s:.2f} s are in {summary.files['video']}"
-        more = "; add --resume to go on" if may_go_on else ""
+        more = "; add --resume to resume it" if may_be_resumed else ""
         _say(f"{summary.ending}; the first {kept}{more}")

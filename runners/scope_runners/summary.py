@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from scope_contracts.cache_spec import KVCacheSpec
+from scope_contracts.log_records import Finished
 from scope_rt import output_file
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import ScheduledEvent
@@ -56,16 +57,25 @@ class ChunkRecord:
             stage_ms=chunk.stage_ms,
         )
 
+    @classmethod
+    def logged(cls, finished: Finished) -> "ChunkRecord":
+        """A chunk of an earlier process."""
+        return cls(
+            chunk_index=finished.chunk_index,
+            cache_epoch=finished.cache_epoch,
+            prompt=finished.prompt,
+            latents_sha256=finished.latents_sha256,
+            frames=finished.num_frames,
+            generator_calls=finished.observed_generator_calls,
+            recomputed=finished.recomputed,
+            kv_cache_attention_bias=finished.kv_cache_attention_bias,
+            stage_ms=dict(finished.stage_ms),
+        )
+
     def encoded(self, encode_ms: float) -> "ChunkRecord":
-        """The same chunk, with what writing it took."""
+        """The same chunk, with what writing it took; its stages in their order."""
         stage_ms = {**self.stage_ms, ENCODE: encode_ms}
         return replace(self, stage_ms={stage: stage_ms[stage] for stage in STAGES})
-
-    def ordered(self) -> "ChunkRecord":
-        """The same chunk, its stages in their order; an earlier process wrote it, nobody knows how
-        fast."""
-        known = {stage: self.stage_ms[stage] for stage in STAGES if stage in self.stage_ms}
-        return replace(self, stage_ms=known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from scope_rt import output_file
+from scope_rt.record.reader import StreamHistory
 from scope_runners.chunk_lines import (
     SHOWN_STAGES,
     ChunkLine,
@@ -18,7 +19,6 @@ from scope_runners.chunk_lines import (
     balance,
     headline,
 )
-from scope_runners.recorded_stream import RecordedStream
 from scope_runners.wording import printable
 
 _LEFT_PX, _RIGHT_PX, _GAP_PX = 110, 24, 12
@@ -35,7 +35,7 @@ _STAGES = ((88, 190, 130), (90, 160, 220), (214, 180, 90))
 
 
 def write_timeline(
-    stream: RecordedStream, lines: Sequence[ChunkLine], path: Path, *, title: str
+    stream: StreamHistory, lines: Sequence[ChunkLine], path: Path, *, title: str
 ) -> None:
     """Draw the chunks of `stream` into a PNG, whole or not at all.
 
@@ -50,7 +50,7 @@ def write_timeline(
 class _Picture:
     """Draws from top to bottom; `self._top` is where the next row begins."""
 
-    def __init__(self, stream: RecordedStream, lines: Sequence[ChunkLine]) -> None:
+    def __init__(self, stream: StreamHistory, lines: Sequence[ChunkLine]) -> None:
         self._stream, self._lines = stream, lines
         num_chunks = max(1, len(lines))
         most = min(num_chunks * _WIDEST_CHUNK_PX, _WIDEST_PLOT_PX)

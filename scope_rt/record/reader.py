@@ -73,6 +73,11 @@ class StreamHistory:
         return len(self.openings)
 
     @property
+    def video(self) -> list[Segment | Durable]:
+        """What is whole of the video, for a writer that continues it."""
+        return [*self.segments, *self.durable.values()]
+
+    @property
     def last_failures(self) -> list[Failed]:
         """Those that no restart followed."""
         return self.failures[sum(len(restart.causes) for restart in self.restarts) :]
@@ -84,9 +89,9 @@ class StreamHistory:
 
     def add(self, record: Record) -> None:
         """The next record."""
-        self.closed = isinstance(record, Closed)
         match record:
             case Opened(resumed_at_chunk=index):
+                self.closed = False
                 if self.openings:
                     self._resume(index, gap_s=record.at_s - self._last_at_s)
                 self.openings.append(record)
@@ -110,6 +115,8 @@ class StreamHistory:
                 self.is_published = True
             case Failed():
                 self.failures.append(record)
+            case Closed():
+                self.closed = True
         self._last_at_s = record.at_s
 
     def _resume(self, first: int, *, gap_s: float) -> None:

@@ -30,6 +30,9 @@ class Log(Protocol):
     @property
     def failure(self) -> str | None: ...
 
+    @property
+    def latents_failure(self) -> str | None: ...
+
     def append(self, record: Record, blob: bytes = b"") -> None: ...
 
     def close(self) -> None: ...
@@ -40,6 +43,7 @@ class NullLog:
 
     offset = 0
     failure: str | None = None
+    latents_failure: str | None = None
 
     def append(self, record: Record, blob: bytes = b"") -> None: ...
 

@@ -4,6 +4,7 @@ That is the price in size (about a tenth more bytes of H.264 at equal quality) o
 outlives its writer.
 """
 
+import zlib
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,8 +13,6 @@ import numpy as np
 from av.video.reformatter import Interpolation
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
-
-from scope_rt.video.segments import VideoFormat
 
 # H.264 without look-ahead needs crf 20 for the quality that 18 gives with it.
 _CODEC_OPTIONS = {
@@ -43,13 +42,10 @@ class SegmentEncoder:
         self._container.start_encoding()
         self._stream = stream
         self._next_pts = 0
-        self.format = VideoFormat(
-            codec=codec,
-            width=width,
-            height=height,
-            fps=str(fps),
-            extradata=(stream.codec_context.extradata or b"").hex(),
-        )
+        self.extradata = stream.codec_context.extradata or b""
+        """The header that a player reads once for all frames."""
+        self.crc32 = 0
+        """CRC-32 over the packets since somebody last set it to 0."""
 
     def encode(self, frame_HWC: NDArray[np.uint8]) -> None:
         """Append one frame; its packet has gone to the operating system on return."""
@@ -63,6 +59,7 @@ class SegmentEncoder:
         frame.pts = self._next_pts
         self._next_pts += 1
         (packet,) = self._stream.encode(frame)
+        self.crc32 = zlib.crc32(memoryview(packet), self.crc32)
         self._container.mux(packet)
 
     def close(self) -> None:

@@ -1,204 +1,226 @@
 """The whole chunks of a video outlive its writer, in order; a chunk cut short never counts.
 
-Until a recording ends, these lie beside `stream.mp4`:
+Until a recording ends, its packets lie beside `stream.mp4`, one file for each writer's life:
 
-    .stream.mp4.partial.jsonl    the journal, locked by the one living writer
-    .stream.mp4.0.partial.nut    the packets of one writer's life; the next life adds `.1.`
+    .stream.mp4.0.partial.nut    locked by the one living writer, whatever its own segment
+    .stream.mp4.1.partial.nut    of the next life, and so on
 
-Packets are written first, their journal line after them, both straight to the operating system: a
-chunk counts from the moment its line is complete. That outlives the process, not a power failure.
+Packets go to the operating system first, the record of their chunk to a ledger after them: a chunk
+counts from the moment its record is complete. What the ledger does not name is never shown.
 """
 
 import fcntl
-import json
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
-from io import FileIO
-from itertools import islice
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 import av
 from av.video.stream import VideoStream
 
 from scope_contracts.errors import UserInputError
+from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt import output_file
 
+_MOST_HEADER_BYTES = 4096
 CODEC_OF_SUFFIX = {".mp4": "libx264", ".webm": "libvpx"}
 
 
-def num_held_chunks(target: Path) -> int:
-    """How many whole chunks of `target` lie beside it."""
-    journal = _hidden(target, "partial.jsonl")
-    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
-    return sum(b'"end_bytes"' in line for line in lines)
+class SegmentLedger(Protocol):
+    """Where it is written down what is whole; a stream's log is one."""
+
+    def append(self, record: Segment | Durable | Published) -> None:
+        """Add a record; the chunk of a `Durable` counts from then on."""
+        ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VideoFormat:
-    """What must be equal for segments to be one video; sizes in pixels.
+class MemoryLedger:
+    """What is whole, for as long as this process lives."""
 
-    `extradata` is the encoder's own header, in hexadecimal: a player reads it once for all frames.
-    """
+    def __init__(self) -> None:
+        self.records: list[Segment | Durable | Published] = []
 
-    codec: str
-    width: int
-    height: int
-    fps: str
-    extradata: str
+    def append(self, record: Segment | Durable | Published) -> None:
+        """Add a record."""
+        self.records.append(record)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Segment:
-    """One file of packets; what it holds beyond `end_bytes` is no whole chunk."""
+class SegmentDamageError(OSError):
+    """A segment does not hold what its ledger says; no disk space brings it back."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """A file of packets, and the whole chunks in it."""
 
     path: Path
-    end_bytes: int = 0
-    num_frames: int = 0
+    format: tuple[str, int, int, str, str]
+    chunks: list[Durable] = field(default_factory=list)
 
 
-class SegmentJournal:
+class VideoSegments:
     """The hidden files of one video; used by one thread at a time.
 
     `num_chunks` and `num_frames` count what is whole; any thread may read them.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, ledger: SegmentLedger) -> None:
         """Lock the files of `target`, and change none of them.
 
         Raises `UserInputError` if `target` cannot be written or has a living writer.
         """
         self.num_chunks = 0
         self.num_frames = 0
-        self._target = target
-        self._path = _hidden(target, "partial.jsonl")
+        self._target, self._ledger = target, ledger
         with output_file.creating_beside(target, suffixes=CODEC_OF_SUFFIX):
-            self._file = _locked(self._path, target)
-        self._format: VideoFormat | None = None
-        self._segments: list[_Segment] = []
+            self._lock = _locked(self._path_of(0), target)
+        self._parts: dict[int, _Part] = {}
+        self._segment: Segment | None = None
 
-    @property
-    def next_segment(self) -> Path:
-        """Where the next segment belongs."""
-        return _hidden(self._target, f"{len(self._segments)}.partial.nut")
+    def claim_segment(self) -> Path:
+        """Where the next segment belongs; FFmpeg hides it from us if its header finds no room.
 
-    def load(self) -> None:
-        """Take up the whole chunks of earlier writers, and forget what they left unfinished.
-
-        Raises `UserInputError` if the files are damaged.
+        Raises `OSError`.
         """
-        content = self._file.readall()
-        *lines, torn = content.split(b"\n")
+        path = self._path_of(self._next_number)
+        path.write_bytes(bytes(_MOST_HEADER_BYTES))
+        return path
+
+    def load(self, earlier: Sequence[Segment | Durable | Published]) -> None:
+        """Take up the whole chunks of earlier writers: what their ledger says, in its order.
+
+        Reads all their packets. Raises `UserInputError` if some are gone or others.
+        """
         try:
-            for line in lines:
-                self._take(line)
-            self._check_sizes()
-        except (ValueError, TypeError, OSError) as error:
+            for record in earlier:
+                if isinstance(record, Segment):
+                    path = self._path_of(record.number)
+                    self._parts[record.number] = _Part(path, _format(record))
+                elif isinstance(record, Durable):
+                    self._count(record)
+            for part in self._parts.values():
+                for _ in _packets(part):
+                    pass
+        except (KeyError, OSError, ValueError, av.FFmpegError) as error:
             raise UserInputError(
                 f"output {self._target}: the video to resume is damaged ({error})"
             ) from error
-        self._file.truncate(len(content) - len(torn))
 
-    def begin_segment(self, video_format: VideoFormat) -> None:
-        """From now on chunks are in the file that was `next_segment`.
+    def begin_segment(
+        self, *, codec: str, width: int, height: int, fps: Fraction, extradata: bytes
+    ) -> None:
+        """From now on chunks are in the file of `claim_segment`.
 
         Raises `UserInputError` if it could not be joined to the earlier segments.
         """
-        if self._format not in (None, video_format):
-            raise UserInputError(
-                f"output {self._target}: the video to resume is {self._format}, this one is "
-                f"{video_format}"
-            )
-        self._append({"format": asdict(video_format)})
-        self._begin(video_format)
+        segment = Segment(
+            at_s=time.time(),
+            number=self._next_number,
+            codec=codec,
+            width=width,
+            height=height,
+            fps=str(fps),
+            extradata=extradata.hex(),
+        )
+        for part in self._parts.values():
+            if part.chunks and part.format != _format(segment):
+                raise UserInputError(
+                    f"output {self._target}: the video to resume is {part.format}, this one is "
+                    f"{_format(segment)}"
+                )
+        self._segment = segment
 
-    def commit_chunk(self, num_frames: int) -> None:
-        """Count a chunk whose packets are all in the segment. Raises `OSError`."""
-        end_bytes = self._segments[-1].path.stat().st_size
-        self._append({"end_bytes": end_bytes, "num_frames": num_frames})
-        self._count(end_bytes, num_frames)
+    def commit_chunk(
+        self, chunk_index: int | None, *, num_frames: int, crc32: int, encode_ms: float
+    ) -> None:
+        """Count a chunk whose packets are all in the segment; None is the one after the last.
+
+        `crc32` is over these packets. Raises `OSError`.
+        """
+        assert self._segment is not None
+        number = self._segment.number
+        if number not in self._parts:  # a segment without a chunk is not worth a record
+            self._parts[number] = _Part(self._path_of(number), _format(self._segment))
+            self._ledger.append(self._segment)
+        durable = Durable(
+            at_s=time.time(),
+            chunk_index=self.num_chunks if chunk_index is None else chunk_index,
+            segment=number,
+            end_bytes=self._path_of(number).stat().st_size,
+            num_frames=num_frames,
+            crc32=crc32,
+            encode_ms=encode_ms,
+        )
+        self._ledger.append(durable)
+        self._count(durable)
 
     def publish(self) -> None:
         """Join the whole chunks under the target's name; the segments stay.
 
         Raises `OSError` or `av.FFmpegError`, leaving the target as it was.
         """
-        assert self._format is not None
-        partial = _hidden(self._target, f"partial{self._target.suffix.lower()}")
+        parts = [part for part in self._parts.values() if part.chunks]
+        partial = self._hidden(f"partial{self._target.suffix.lower()}")
         try:
-            _join(self._segments, partial, fps=Fraction(self._format.fps))
+            _join(parts, partial, fps=Fraction(parts[0].format[3]))
             partial.replace(self._target)
         finally:
             partial.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Leave the chunks to a later writer, and no empty journal."""
-        if os.fstat(self._file.fileno()).st_size == 0:
-            self._path.unlink(missing_ok=True)
-        self._file.close()
+        """Leave the chunks to a later writer, and no empty file."""
+        if os.fstat(self._lock.fileno()).st_size == 0:
+            self._path_of(0).unlink(missing_ok=True)
+        self._lock.close()
 
     def discard(self) -> None:
-        """Remove every hidden file of the target, whoever left it."""
-        self._file.truncate(0)  # first, so that no line is left without its segment
+        """Remove every hidden file of the target, whoever left it, but the one that is locked."""
         pattern = re.escape(f".{self._target.name}.")
         hidden = re.compile(pattern + r"(\d+\.partial\.nut|partial\.(mp4|webm))")
         for path in self._target.parent.glob(".*.partial.*"):
-            if hidden.fullmatch(path.name):
+            if hidden.fullmatch(path.name) and path != self._path_of(0):
                 path.unlink(missing_ok=True)
-        self._segments.clear()
+        os.ftruncate(self._lock.fileno(), 0)
+        self._parts.clear()
 
     def remove(self) -> None:
         """Leave nothing."""
         self.discard()
         self.release()
 
-    def _take(self, line: bytes) -> None:
-        match json.loads(line):
-            case {"format": dict(fields)}:
-                self._begin(VideoFormat(**fields))
-            case {"end_bytes": int(end_bytes), "num_frames": int(num_frames)} if self._segments:
-                self._count(end_bytes, num_frames)
-            case _:
-                raise ValueError(f"journal line {line!r}")
+    @property
+    def _next_number(self) -> int:
+        return max(self._parts, default=-1) + 1
 
-    def _begin(self, video_format: VideoFormat) -> None:
-        self._segments.append(_Segment(path=self.next_segment))
-        self._format = video_format
-
-    def _count(self, end_bytes: int, num_frames: int) -> None:
-        self._segments[-1].end_bytes = end_bytes
-        self._segments[-1].num_frames += num_frames
-        self.num_frames += num_frames
+    def _count(self, durable: Durable) -> None:
+        self._parts[durable.segment].chunks.append(durable)
+        self.num_frames += durable.num_frames
         self.num_chunks += 1
 
-    def _append(self, entry: dict[str, object]) -> None:
-        line = json.dumps(entry).encode() + b"\n"
-        if self._file.write(line) != len(line):
-            raise OSError(f"{self._path}: the disk took only a part of a line")
+    def _path_of(self, number: int) -> Path:
+        return self._hidden(f"{number}.partial.nut")
 
-    def _check_sizes(self) -> None:
-        for segment in self._segments:
-            num_bytes = segment.path.stat().st_size if segment.num_frames else 0
-            if num_bytes < segment.end_bytes:
-                raise OSError(
-                    f"{segment.path}: got {num_bytes} bytes, want {segment.end_bytes} or more"
-                )
+    def _hidden(self, ending: str) -> Path:
+        return self._target.with_name(f".{self._target.name}.{ending}")
 
 
-def _hidden(target: Path, ending: str) -> Path:
-    return target.with_name(f".{target.name}.{ending}")
+def _format(segment: Segment) -> tuple[str, int, int, str, str]:
+    """What must be equal for segments to be one video."""
+    return segment.codec, segment.width, segment.height, segment.fps, segment.extradata
 
 
-def _locked(path: Path, target: Path) -> FileIO:
-    """Open `path` to read and append; the lock ends with the process, however it ends."""
+def _locked(path: Path, target: Path) -> BinaryIO:
+    """Open `path`, and create it where it is not; the lock ends with the process."""
     while True:
         file = open(path, "a+b", buffering=0)  # noqa: SIM115
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                file.seek(0)
                 return file
         except BlockingIOError:
             file.close()
@@ -211,15 +233,15 @@ def _locked(path: Path, target: Path) -> FileIO:
         file.close()
 
 
-def _join(segments: list[_Segment], path: Path, *, fps: Fraction) -> None:
+def _join(parts: Sequence[_Part], path: Path, *, fps: Fraction) -> None:
     """Copy the packets of all segments into one container, frame n at n / fps."""
     # The index in front lets a player start before it has the whole file.
     options = {"movflags": "+faststart"} if path.suffix == ".mp4" else {}
     num_frames = 0
     with av.open(str(path), "w", options=options) as container:
         stream = None
-        for segment in segments:
-            for packet in _packets(segment):
+        for part in parts:
+            for packet in _packets(part):
                 if stream is None:
                     stream = container.add_stream_from_template(packet.stream)
                     stream.time_base = 1 / fps
@@ -231,15 +253,25 @@ def _join(segments: list[_Segment], path: Path, *, fps: Fraction) -> None:
                 num_frames += 1
 
 
-def _packets(segment: _Segment) -> "Iterator[av.Packet[VideoStream]]":
-    """The packets of the whole chunks; raises `OSError` if there are fewer."""
-    if segment.num_frames == 0:
+def _packets(part: _Part) -> "Iterator[av.Packet[VideoStream]]":
+    """The packets of the whole chunks; raises `OSError` where they are fewer, or others."""
+    if not part.chunks:
         return
-    num_packets = 0
-    with av.open(str(segment.path), format="nut") as container:
+    num_bytes, end_bytes = part.path.stat().st_size, part.chunks[-1].end_bytes
+    if num_bytes < end_bytes:
+        raise SegmentDamageError(f"{part.path}: got {num_bytes} bytes, want {end_bytes} or more")
+    with av.open(str(part.path), format="nut") as container:
         packets = (packet for packet in container.demux(video=0) if packet.size)
-        for packet in islice(packets, segment.num_frames):
-            num_packets += 1
-            yield packet
-    if num_packets < segment.num_frames:
-        raise OSError(f"{segment.path}: got {num_packets} whole frames, want {segment.num_frames}")
+        for chunk in part.chunks:
+            crc32 = 0
+            for number in range(chunk.num_frames):
+                packet = next(packets, None)
+                if packet is None:
+                    want = f"{chunk.num_frames} of chunk {chunk.chunk_index}"
+                    raise SegmentDamageError(f"{part.path}: got {number} whole frames, want {want}")
+                crc32 = zlib.crc32(memoryview(packet), crc32)
+                yield packet
+            if crc32 != chunk.crc32:
+                raise SegmentDamageError(
+                    f"{part.path}: the frames of chunk {chunk.chunk_index} are others"
+                )

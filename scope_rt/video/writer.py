@@ -7,6 +7,7 @@ import math
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from fractions import Fraction
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError, UserInputError
+from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt.disk import (
     STALL_TIMEOUT_S,
     DaemonExecutor,
@@ -28,7 +30,13 @@ from scope_rt.disk import (
 )
 from scope_rt.trace import NullTrace, Trace
 from scope_rt.video.encoder import SegmentEncoder
-from scope_rt.video.segments import CODEC_OF_SUFFIX, SegmentJournal
+from scope_rt.video.segments import (
+    CODEC_OF_SUFFIX,
+    MemoryLedger,
+    SegmentDamageError,
+    SegmentLedger,
+    VideoSegments,
+)
 
 _SMALLEST_VIEWABLE_SIDE = 256
 _LET_GO_S = 1.0
@@ -53,7 +61,8 @@ class VideoWriter:
         scale: int | None = None,
         max_queued_chunks: int = 8,
         trace: Trace | None = None,
-        resume: bool = False,
+        ledger: SegmentLedger | None = None,
+        earlier: Sequence[Segment | Durable | Published] = (),
         keep_on_error: bool = False,
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
@@ -61,9 +70,9 @@ class VideoWriter:
 
         `scale` repeats every pixel that many times each way; by default enough for the short side
         to reach 256 pixels, so that a person can see a small model's output.
-        `resume` goes on after the whole chunks of a writer that died or was suspended; without it
-        what such a writer left is removed. `stall_timeout_s` bounds the wait for one chunk, and at
-        the end that for the disk to let go.
+        `ledger` is told of every whole chunk, `earlier` is what writers that died or were suspended
+        told it: their chunks come first; without it, what they left is removed. `stall_timeout_s`
+        bounds the wait for one chunk, and at the end that for the disk to let go.
         Raises `UserInputError` for a path, size or rate that cannot be recorded, a path that has a
         living writer, and a recording that cannot be resumed.
         """
@@ -84,16 +93,17 @@ class VideoWriter:
         self._keep_on_error = keep_on_error
         self._queued: deque[Future[None]] = deque()
         self._torn = False
-        self._journal = SegmentJournal(path)
+        self._ledger = MemoryLedger() if ledger is None else ledger
+        self._segments = VideoSegments(path, self._ledger)
         with ExitStack() as on_error:
-            on_error.callback(self._journal.release if resume else self._journal.remove)
-            if resume:
-                self._journal.load()
+            on_error.callback(self._segments.release if earlier else self._segments.remove)
+            if any(isinstance(record, Durable) for record in earlier):
+                self._segments.load(earlier)
             else:
-                self._journal.discard()
-            self.held_chunks = self._journal.num_chunks
-            """Whole chunks of earlier writers: the first chunk to write has this index."""
-            self.held_frames = self._journal.num_frames
+                self._segments.discard()
+            self.held_chunks = self._segments.num_chunks
+            """Whole chunks of earlier writers."""
+            self.held_frames = self._segments.num_frames
             """Frames in those chunks."""
             self._encoder = self._begin_segment(width * scale, height * scale, Fraction(fps))
             on_error.pop_all()
@@ -104,7 +114,7 @@ class VideoWriter:
             _leave,
             self._thread,
             self._encoder,
-            self._journal,
+            self._segments,
             keep=keep_on_error,
             timeout_s=stall_timeout_s,
         )
@@ -113,12 +123,14 @@ class VideoWriter:
     @property
     def durable_chunks(self) -> int:
         """Whole chunks that outlive this process, `held_chunks` included; for any thread."""
-        return self._journal.num_chunks
+        return self._segments.num_chunks
 
-    def write(self, frames_THWC: NDArray[np.uint8]) -> None:
+    def write(self, frames_THWC: NDArray[np.uint8], *, chunk_index: int | None = None) -> None:
         """Queue one chunk of uint8 RGB frames; the array may be reused at once.
 
-        Raises `RecordingError` if an earlier chunk failed; whole chunks then stay for `resume`.
+        `chunk_index` is what the ledger is told; by default that after the last.
+
+        Raises `RecordingError` if an earlier chunk failed; whole chunks then stay for a resume.
         """
         if (
             frames_THWC.shape[1:] != self._frame_shape
@@ -137,13 +149,13 @@ class VideoWriter:
             start_s = time.perf_counter()
             self._finish_oldest()
             self.blocked_s += time.perf_counter() - start_s
-        self._queued.append(self._thread.submit(self._encode, frames_THWC.copy()))
+        self._queued.append(self._thread.submit(self._encode, frames_THWC.copy(), chunk_index))
         self.num_frames += len(frames_THWC)
 
     def drain(self) -> None:
         """Return when every chunk so far is durable.
 
-        Raises `RecordingError` if one could not be written; whole chunks then stay for `resume`.
+        Raises `RecordingError` if one could not be written; whole chunks then stay for a resume.
         """
         while self._queued:
             self._finish_oldest()
@@ -151,10 +163,11 @@ class VideoWriter:
     def close(self, *, keep: bool = False) -> None:
         """Finish the file under its name; a video of no frames leaves no file. Idempotent.
 
-        With `keep` the whole chunks stay beside it for `resume`.
+        With `keep` the whole chunks stay beside it for a resume; else the ledger is told that the
+        video is published.
 
         Raises `RecordingError` if a chunk or the video could not be written; whole chunks then
-        stay for `resume`.
+        stay for a resume.
         """
         if not self._open:
             return
@@ -162,16 +175,18 @@ class VideoWriter:
         if self.durable_chunks == 0:
             self.abort()
             return
-        self._at_exit.detach()  # an interrupt from here on leaves the chunks for `resume`
+        self._at_exit.detach()  # an interrupt from here on leaves the chunks for a resume
         try:
             self._encoder.close()
-            self._journal.publish()
+            self._segments.publish()
         except _DISK_ERRORS as error:
             raise self._failure(error) from error
+        if not keep:
+            self._ledger.append(Published(at_s=time.time()))
         self._end(keep=keep)
 
     def suspend(self) -> None:
-        """Write what is queued and leave the whole chunks for a later `resume`. Idempotent.
+        """Write what is queued and leave the whole chunks for a later resume. Idempotent.
 
         Raises `RecordingError` if a chunk could not be written.
         """
@@ -208,9 +223,11 @@ class VideoWriter:
         codec = CODEC_OF_SUFFIX[self.path.suffix.lower()]
         try:
             encoder = SegmentEncoder(
-                self._journal.next_segment, codec=codec, width=width, height=height, fps=fps
+                self._segments.claim_segment(), codec=codec, width=width, height=height, fps=fps
             )
-            self._journal.begin_segment(encoder.format)
+            self._segments.begin_segment(
+                codec=codec, width=width, height=height, fps=fps, extradata=encoder.extradata
+            )
         except _DISK_ERRORS as error:
             raise UserInputError(
                 f"output {self.path}: cannot be recorded ({error}); "
@@ -218,17 +235,24 @@ class VideoWriter:
             ) from error
         return encoder
 
-    def _encode(self, frames_THWC: NDArray[np.uint8]) -> None:
+    def _encode(self, frames_THWC: NDArray[np.uint8], chunk_index: int | None) -> None:
         if self._torn:
             return  # behind a chunk that failed, whose own error ends the recording
         start_s = time.perf_counter()
         with self._trace.span("encode", track="encode"):
             self._torn = True
+            self._encoder.crc32 = 0
             for frame_HWC in frames_THWC:
                 self._encoder.encode(frame_HWC)
-            self._journal.commit_chunk(len(frames_THWC))
+            encode_ms = (time.perf_counter() - start_s) * 1e3
+            self._segments.commit_chunk(
+                chunk_index,
+                num_frames=len(frames_THWC),
+                crc32=self._encoder.crc32,
+                encode_ms=encode_ms,
+            )
             self._torn = False
-        self.encode_ms.append((time.perf_counter() - start_s) * 1e3)
+        self.encode_ms.append(encode_ms)
 
     def _finish_oldest(self) -> None:
         """Wait for the oldest queued chunk; on its failure end the recording."""
@@ -241,6 +265,11 @@ class VideoWriter:
     def _failure(self, error: Exception) -> RecordingError:
         """End the recording, keeping its whole chunks, and say so in one sentence."""
         self._end(keep=True, patience_s=0.0 if isinstance(error, StallError) else None)
+        if isinstance(error, SegmentDamageError):
+            return RecordingError(
+                f"{self.path}: the video cannot be joined ({error}); make it anew under "
+                "another name"
+            )
         kept = (
             f"its first {self.durable_chunks} chunks are kept for a resume"
             if self.durable_chunks
@@ -263,14 +292,14 @@ class VideoWriter:
         disk = DaemonExecutor("video-writer-end") if is_stalled else self._thread
         # The lock ends with the process at the latest, and the next writer removes what is left.
         with self._thread, suppress(StallError):
-            let_go = disk.submit(_let_go, encoder, self._journal, keep=keep)
+            let_go = disk.submit(_let_go, encoder, self._segments, keep=keep)
             answer(let_go, timeout_s=_LET_GO_S if is_stalled else self._stall_timeout_s)
 
 
 def _leave(
     thread: DaemonExecutor,
     encoder: SegmentEncoder,
-    journal: SegmentJournal,
+    segments: VideoSegments,
     *,
     keep: bool,
     timeout_s: float,
@@ -278,19 +307,19 @@ def _leave(
     """Nobody ended this recording: write what is queued, if it is to be kept, and let go."""
     if not keep:
         thread.cancel()
-    thread.submit(_let_go, encoder, journal, keep=keep)
+    thread.submit(_let_go, encoder, segments, keep=keep)
     thread.settle(timeout_s=timeout_s)
 
 
-def _let_go(encoder: SegmentEncoder | None, journal: SegmentJournal, *, keep: bool) -> None:
+def _let_go(encoder: SegmentEncoder | None, segments: VideoSegments, *, keep: bool) -> None:
     """Leave the whole chunks to a later writer, or nothing."""
     if encoder is not None:
         with suppress(*_DISK_ERRORS):  # beyond the last whole chunk nothing is needed
             encoder.close()
-    if keep and journal.num_chunks:
-        journal.release()
+    if keep and segments.num_chunks:
+        segments.release()
     else:
-        journal.remove()
+        segments.remove()
 
 
 def check_recordable(
@@ -298,7 +327,7 @@ def check_recordable(
 ) -> None:
     """Raise the `UserInputError` of a new `VideoWriter`; an earlier recording stays as it is."""
     _check_format(width, height, fps, _viewable_scale(width, height) if scale is None else scale)
-    SegmentJournal(path).release()
+    VideoSegments(path, MemoryLedger()).release()
 
 
 def _viewable_scale(width: int, height: int) -> int:

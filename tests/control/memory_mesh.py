@@ -34,6 +34,7 @@ from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.control.resume_point import NoResumePoints, ResumePoint, ResumePoints
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import SeededNoise
+from scope_rt.record.stream_log import Log
 from scope_rt.tensors import digest_of
 from tests.tiny_folder import RECIPE
 
@@ -135,6 +136,7 @@ class MemoryLog:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.failure: str | None = None
+        self.latents_failure: str | None = None
 
     @property
     def offset(self) -> int:
@@ -183,7 +185,7 @@ def loop_over(
     *,
     max_in_flight: int,
     resume_points: ResumePoints | None = None,
-    log: MemoryLog | None = None,
+    log: Log | None = None,
     resumed: ResumePoint | None = None,
 ) -> StreamLoop:
     """A loop that shows `PROMPT`, or one that resumes."""

@@ -16,9 +16,9 @@ from PIL import Image
 
 from scope_contracts.errors import ContractError, UserInputError
 from scope_contracts.log_records import Closed, Control, Failed, Opened
+from scope_rt.record.reader import open_log
 from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
 from scope_runners.main import main
-from scope_runners.recorded_stream import open_recording
 from tests.stream_logs import finished, opened, packed, planned, story, write
 
 
@@ -299,4 +299,4 @@ assert "torch" not in sys.modules, "inspect takes seconds to start"
 def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserInputError, match="give a file that --record wrote"):
-        open_recording(tmp_path / "pipe")
+        open_log(tmp_path / "pipe")

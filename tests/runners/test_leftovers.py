@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 
 from scope_rt.faults import FaultPoint
+from scope_rt.record.reader import read_history
 from scope_rt.video.encoder import SegmentEncoder
-from scope_rt.video.segments import SegmentJournal
+from scope_rt.video.segments import VideoSegments
 from scope_rt.video.writer import VideoWriter
 from scope_runners import rank_group, show
 from scope_runners.break_it import stream
 from scope_runners.break_it.faults import Fault
-from scope_runners.journal import Journal
+from scope_runners.job import OutputFiles
 from scope_runners.main import main
-from scope_runners.storyboard import Storyboard
+from scope_runners.summary import STAGES
 from tests.runners.streams import (
     SHORT,
     lose_the_link_after,
@@ -33,11 +34,6 @@ from tests.runners.streams import (
 )
 
 
-def files_in(folder: Path) -> dict[Path, bytes]:
-    """What is there, also in folders."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_lost_link_is_one_sentence_and_the_stream_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,13 +41,16 @@ def test_a_lost_link_is_one_sentence_and_the_stream_can_be_resumed(
     lose_the_link_after(1, out)
     assert num_frames(out) == 12
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-2].startswith("scope-rt: receive from rank 1")
-    assert lines[-3].endswith(f"the first 0.75 s are in {out}; add --resume to go on")
+    assert lines[-1].startswith("scope-rt: receive from rank 1")
+    assert lines[-2].endswith(f"the first 0.75 s are in {out}; add --resume to resume it")
 
     assert main([*SHORT, "--out", str(out), "--resume", "--prompt-at", "1s:a red square"]) == 2
-    assert "--prompt-at is ['1s:a red square']" in capsys.readouterr().err
+    assert (
+        "--prompt-at is 'a red square' at chunk 2, and the stream to resume was begun with none"
+        in capsys.readouterr().err
+    )
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 1; 1 are kept"
+    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: resuming at chunk 1; 1 are kept"
     summary = json.loads((tmp_path / "a.json").read_text())
     assert summary["totals"]["restarts"] == 1
     assert [chunk["chunk_index"] for chunk in summary["chunks"]] == [0, 1, 2, 3]
@@ -64,12 +63,12 @@ def test_forgetting_to_resume_loses_no_stream(
 ) -> None:
     out = tmp_path / "a.mp4"
     lose_the_link_after(1, out)
-    held = files_in(tmp_path)
+    held = contents(tmp_path)
     assert main([*SHORT, "--out", str(out)]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert f"{out} is an unfinished stream of 1 chunk; add --resume to go on with it" in said
-    assert files_in(tmp_path) == held
-    (tmp_path / ".a.mp4.journal").unlink()
+    assert f"{out} is an unfinished stream of 1 chunk; add --resume to resume it" in said
+    assert contents(tmp_path) == held
+    start_anew(tmp_path)
     assert main([*SHORT, "--out", str(out)]) == 0
 
 
@@ -106,20 +105,28 @@ def test_a_resumed_stream_may_end_before_what_it_holds(
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
 
 
-def looking_for(path: Path, looks: list[bool], method: Any) -> Any:
-    def looking(self: Any) -> None:
-        looks.append(path.exists())
-        method(self)
-
-    return looking
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files, those of the snapshot too."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_of_what_a_stream_leaves_for_a_restart_the_snapshot_is_removed_first(
+def start_anew(folder: Path) -> None:
+    """What the refusals tell a person to delete."""
+    shutil.rmtree(folder / ".a.mp4.snapshot", ignore_errors=True)
+    (folder / ".a.mp4.log").unlink()
+
+
+def test_of_what_a_stream_leaves_for_a_restart_the_snapshot_goes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, looks = tmp_path / "a.mp4", list[bool]()
-    remove = looking_for(tmp_path / ".a.mp4.snapshot" / "state", looks, Journal.remove)
-    monkeypatch.setattr(Journal, "remove", remove)
+    out, looks, unlink = tmp_path / "a.mp4", list[bool](), Path.unlink
+
+    def looking(path: Path, missing_ok: bool = False) -> None:
+        if path.name == ".a.mp4.log":
+            looks.append((tmp_path / ".a.mp4.snapshot").exists())
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", looking)
     assert main([*SHORT, "--out", str(out)]) == 0
     assert looks == [False]
 
@@ -127,7 +134,7 @@ def test_of_what_a_stream_leaves_for_a_restart_the_snapshot_is_removed_first(
 def test_an_interrupt_before_anything_is_whole_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(self: object, frames: object) -> None:
+    def die(self: object, frames: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(VideoWriter, "write", die)
@@ -150,24 +157,24 @@ def test_a_second_signal_leaves_a_stream_that_can_be_resumed(
     said = capsys.readouterr().err.splitlines()
     assert said == [
         "scope-rt: interrupted",
-        f"scope-rt: {out} is unfinished; add --resume to go on",
+        f"scope-rt: {out} is unfinished; add --resume to resume it",
     ]
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 2; 2 are kept"
+    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: resuming at chunk 2; 2 are kept"
     assert num_frames(out) == 48
 
 
-def interrupt(*arguments: object) -> None:
+def interrupt(*arguments: object, **options: object) -> None:
     raise KeyboardInterrupt
 
 
-def no_space(*arguments: object) -> None:
+def no_space(*arguments: object, **options: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("is_joined", [False, True])
-def test_an_interrupted_end_says_to_go_on_where_that_can_be_done(
+def test_an_interrupted_end_says_to_resume_where_that_can_be_done(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -177,10 +184,10 @@ def test_an_interrupted_end_says_to_go_on_where_that_can_be_done(
     out = tmp_path / "a.mp4"
     with monkeypatch.context() as patch:
         signal_after_two_chunks(patch)
-        owner: Any = Storyboard if is_joined else SegmentJournal
-        patch.setattr(owner, "write" if is_joined else "publish", interrupt)
+        owner: Any = show if is_joined else VideoSegments
+        patch.setattr(owner, "write_storyboard" if is_joined else "publish", interrupt)
         assert main([*SHORT, "--out", str(out)]) == 130
-    hint = f"scope-rt: {out} is unfinished; add --resume to go on"
+    hint = f"scope-rt: {out} is unfinished; add --resume to resume it"
     said = capsys.readouterr().err.splitlines()
     assert said == ["scope-rt: interrupted", *([] if is_joined else [hint])]
     assert main([*SHORT, "--out", str(out), "--resume"]) == (2 if is_joined else 0)
@@ -193,9 +200,9 @@ def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_ma
     out = tmp_path / "a.mp4"
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storyboard, "write", no_space)
+        patch.setattr(show, "write_storyboard", no_space)
         assert main([*SHORT, "--out", str(out)]) == 1
-    said = capsys.readouterr().err.splitlines()[-2]
+    said = capsys.readouterr().err
     assert f"{out} is written, and what belongs beside it is not (No space left" in said
     assert num_frames(out) == 48
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
@@ -206,12 +213,12 @@ def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_ma
 def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_resumed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, journal = tmp_path / "a.mp4", tmp_path / ".a.mp4.journal"
+    out, log = tmp_path / "a.mp4", tmp_path / ".a.mp4.log"
 
     def stop_in_chunk_2() -> None:
         bound_s = time.monotonic() + 60
         while time.monotonic() < bound_s:
-            if journal.exists() and journal.read_bytes().count(b'"chunk"') == 2:
+            if len(read_history(log).durable) == 2:
                 os.kill(os.getpid(), signal.SIGINT)
                 return
             time.sleep(0.02)
@@ -232,9 +239,9 @@ def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_resumed(
     assert stream.main([*SHORT[1:], *tp, "--out", str(out)]) > 128
     person.join()
     said = capfd.readouterr().err.splitlines()
-    assert said[-1] == f"scope-rt: {out} is unfinished; add --resume to go on"
+    assert said[-1] == f"scope-rt: {out} is unfinished; add --resume to resume it"
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    assert capfd.readouterr().err.splitlines()[0] == "scope-rt: going on at chunk 2; 2 are kept"
+    assert capfd.readouterr().err.splitlines()[0] == "scope-rt: resuming at chunk 2; 2 are kept"
     assert num_frames(out) == 48
 
 
@@ -249,11 +256,11 @@ def test_torchrun_loses_no_stream_either(
 ) -> None:
     out = tmp_path / "a.mp4"
     lose_the_link_after(1, out)
-    held = files_in(tmp_path)
+    held = contents(tmp_path)
     as_rank_0_of_torchrun(monkeypatch)
     assert main([*SHORT, "--out", str(out), "--prompt", "a blue square"]) == 2
     assert f"{out} is an unfinished stream of 1 chunk; add" in capsys.readouterr().err
-    assert files_in(tmp_path) == held
+    assert contents(tmp_path) == held
 
 
 @pytest.mark.usefixtures("heeded")
@@ -264,7 +271,7 @@ def test_after_a_stop_nobody_leaves_the_end_to_a_restart_that_never_comes(
     as_rank_0_of_torchrun(monkeypatch, max_restarts=3)
     lose_the_link_after(2, out, stopped=True)
     assert num_frames(out) == 24
-    assert f"the first 1.50 s are in {out}; add --resume to go on" in capsys.readouterr().err
+    assert f"the first 1.50 s are in {out}; add --resume to resume it" in capsys.readouterr().err
 
 
 def test_a_stream_without_its_snapshot_is_replaced_by_nobody(
@@ -273,38 +280,40 @@ def test_a_stream_without_its_snapshot_is_replaced_by_nobody(
     out = tmp_path / "a.mp4"
     lose_the_link_after(1, out)
     shutil.rmtree(tmp_path / ".a.mp4.snapshot")
-    held = files_in(tmp_path)
+    held = contents(tmp_path)
     for more in ([], ["--resume"]):
         assert main([*SHORT, "--out", str(out), *more]) == 2
         said = capsys.readouterr().err.splitlines()[-1]
-        assert "1 chunk without the snapshot to go on from; delete" in said
-    assert files_in(tmp_path) == held
-    (tmp_path / ".a.mp4.journal").unlink()
+        assert "1 chunk without the snapshot to resume it from; to start anew, delete" in said
+    assert contents(tmp_path) == held
+    start_anew(tmp_path)
     assert main([*SHORT, "--out", str(out)]) == 0
 
 
-@pytest.mark.parametrize("lost", ["partial.jsonl", "0.partial.nut"])
+@pytest.mark.parametrize("lost", ["log", "0.partial.nut"])
 def test_a_stream_of_which_a_file_is_gone_keeps_the_others_and_names_the_way_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     out, write = tmp_path / "a.mp4", VideoWriter.write
 
-    def write_and_wait(writer: VideoWriter, frames: Any) -> None:
-        write(writer, frames)
+    def write_and_wait(writer: VideoWriter, frames: Any, **options: Any) -> None:
+        write(writer, frames, **options)
         writer.drain()
 
     monkeypatch.setattr(VideoWriter, "write", write_and_wait)
     lose_the_link_after(2, out)
     (tmp_path / f".a.mp4.{lost}").unlink()
-    held, log = files_in(tmp_path), tmp_path / ".a.mp4.log"
+    held = contents(tmp_path)
     assert main([*SHORT, "--out", str(out), "--resume"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "the video to resume is damaged (" in said or "after 1 chunk, and 0 are there" in said
-    assert f"start anew: delete {tmp_path / '.a.mp4.journal'}, then leave --resume out" in said
-    left = files_in(tmp_path)
-    assert left.pop(log).startswith(held.pop(log)), "the log tells of the refused start as well"
+    assert "the video to resume is damaged (" in said or "of the stream to resume is gone" in said
+    assert f"to start anew, delete {tmp_path / '.a.mp4.snapshot'}" in said
+    left = contents(tmp_path)
+    log = tmp_path / ".a.mp4.log"
+    assert left.pop(log, b"").startswith(held.pop(log, b"")), "a log only grows"
     assert left == held
-    (tmp_path / ".a.mp4.journal").unlink()
+    (tmp_path / ".a.mp4.log").touch()
+    start_anew(tmp_path)
     assert main([*SHORT, "--out", str(out)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
 
@@ -328,25 +337,26 @@ sys.exit(main.main(["stream", "--prompt", "a red circle"]))
     assert (done.returncode, done.stderr) == (130, "scope-rt: interrupted\n")
 
 
-@pytest.mark.parametrize("killed_in", ["forget", "remove"])
+@pytest.mark.parametrize("killed_before", ["snapshot", "log"])
 def test_a_video_whose_process_died_before_its_last_step_is_finished(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    killed_in: str,
+    killed_before: str,
 ) -> None:
     out = tmp_path / "a.mp4"
     with monkeypatch.context() as patch:
-        if killed_in == "forget":
-            patch.setattr(show._Stage, "forget", show._Stage.leave)
+        if killed_before == "log":
+            patch.setattr(OutputFiles, "hidden_log", tmp_path / "another", raising=True)
+            patch.setattr(OutputFiles, "log", tmp_path / ".a.mp4.log")
         else:
-            patch.setattr(Journal, "remove", Journal.close)
+            patch.setattr(show._Stage, "forget", lambda stage: None)
         assert main([*SHORT, "--out", str(out)]) == 0
     finished = out.read_bytes()
     assert main([*SHORT, "--out", str(out), "--resume", "--seconds", "6"]) == 2
     assert f"--resume: {out} is finished" in capsys.readouterr().err
     code = main([*SHORT, "--out", str(out), "--resume"])  # told in full only with its snapshot
-    assert code == (0 if killed_in == "forget" else 2)
+    assert code == (0 if killed_before == "snapshot" else 2)
     assert out.read_bytes() == finished
     assert main([*SHORT, "--out", str(out)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
@@ -364,3 +374,50 @@ def test_chunks_that_never_reached_the_disk_are_not_called_published(
     assert "no chunk of it is whole; free disk space" in capsys.readouterr().err
     assert main([*SHORT, "--out", str(out), "--seconds", "0.75", "--resume"]) == 0
     assert num_frames(out) == 12
+
+
+def test_a_recording_is_kept_replaced_by_nobody_and_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, scope = tmp_path / "a.mp4", tmp_path / "a.scope"
+    record = ["--out", str(out), "--record", str(scope)]
+    lose_the_link_after(2, out, "--record", str(scope))
+    assert not (tmp_path / ".a.mp4.log").exists()
+    lost = scope.read_bytes()
+    assert main([*SHORT, "--out", str(tmp_path / "b.mp4"), "--record", str(scope)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"--record {scope} is there already; choose another file, or delete it" in said
+    assert scope.read_bytes() == lost
+    assert main([*SHORT, *record, "--resume"]) == 0
+    history = read_history(scope)
+    assert scope.read_bytes().startswith(lost)
+    assert sorted(history.finished) == sorted(history.durable) == [0, 1, 2, 3]
+    assert all(finished.latents is not None for finished in history.finished.values())
+    assert (history.is_published, history.num_starts) == (True, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json", "a.scope"}
+    assert main([*SHORT, *record]) == 2
+    assert main([*SHORT, *record, "--resume"]) == 2
+    assert f"--resume: {out} is finished" in capsys.readouterr().err
+
+
+def test_after_a_resume_every_chunk_counts_in_every_stage(tmp_path: Path) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(2, out)
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    summary = json.loads((tmp_path / "a.json").read_text())
+    assert [sorted(chunk["stage_ms"]) for chunk in summary["chunks"]] == [sorted(STAGES)] * 4
+
+
+def test_a_flipped_bit_in_what_was_left_is_named_and_not_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, segment = tmp_path / "a.mp4", tmp_path / ".a.mp4.0.partial.nut"
+    lose_the_link_after(2, out)
+    published, data = out.read_bytes(), bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "the video to resume is damaged (" in said
+    assert "are others); to start anew, delete" in said
+    assert out.read_bytes() == published

@@ -19,8 +19,8 @@ from scope_contracts.log_records import Control, Dropped, Finished, Opened, Plan
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import StreamConfig
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.record.reader import open_log
 from scope_rt.session import ScheduledEvent, StreamSession
-from scope_runners.recorded_stream import open_recording
 from scope_runners.replay import add_replay_arguments, run_replay
 from tests.rounding import TP_CONTRACT
 from tests.stream_logs import Story, opened, story, write
@@ -233,10 +233,10 @@ def test_the_recorded_past_is_let_go_of_when_the_replay_ends(
     files = list[BinaryIO]()
 
     def opened_file(path: Path) -> BinaryIO:
-        files.append(open_recording(path))
+        files.append(open_log(path))
         return files[-1]
 
-    monkeypatch.setattr("scope_runners.replay.open_recording", opened_file)
+    monkeypatch.setattr("scope_runners.replay.open_log", opened_file)
     assert replay(recording, "--tolerance", "1e-4") == 0
     assert [file.closed for file in files] == [True]
 

@@ -4,11 +4,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from scope_contracts.errors import RecordingError
 from scope_rt.session import ScheduledEvent
+from scope_rt.video.writer import VideoWriter
 from scope_runners import storyboard
 from scope_runners.job import Timeline
-from scope_runners.storyboard import Storyboard
+from scope_runners.storyboard import Scene, scenes, write_storyboard
 from scope_runners.summary import ChunkRecord
+
+SIDE = 64
 
 
 def chunk(index: int, *, epoch: int, prompt: str) -> ChunkRecord:
@@ -25,24 +29,51 @@ def chunk(index: int, *, epoch: int, prompt: str) -> ChunkRecord:
     )
 
 
-def test_a_long_stream_keeps_its_ends_its_changes_and_few_others(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_long_stream_keeps_its_ends_its_changes_and_few_others() -> None:
     event = ScheduledEvent(chunk_index=501, prompt="b", hard_cut=True)
     timeline = Timeline(num_chunks=1000, frames_per_chunk=12, events=(event,), ignored=())
-    board = Storyboard(timeline, fps=16)
-    for index in range(1000):
-        late = index >= 501
-        picture = np.zeros((16, 16, 3), np.uint8) if board.keeps(index) else None
-        board.add(chunk(index, epoch=int(late), prompt="b" if late else "a"), picture)
-    drawn: list[str] = []
+    chunks = [
+        chunk(index, epoch=int(index >= 501), prompt="b" if index >= 501 else "a")
+        for index in range(1000)
+    ]
+    told = scenes(chunks, timeline, fps=16)
+    assert len(told) == 25
+    assert told[0] == Scene(frame_number=6, label="0.4s e0 prompt 1")
+    assert Scene(frame_number=501 * 12 + 6, label="376.1s e1 cut prompt 2") in told
+    assert told[-1] == Scene(frame_number=999 * 12 + 6, label="749.6s e1")
+
+
+def video_of_greys(path: Path, num_frames: int) -> Path:
+    """Frame n is grey n % 50 * 5."""
+    greys = [np.full((SIDE, SIDE, 3), n % 50 * 5, np.uint8) for n in range(num_frames)]
+    with VideoWriter(path, width=SIDE, height=SIDE, fps=16) as writer:
+        for start in range(0, num_frames, 60):
+            writer.write(np.stack(greys[start : start + 60]))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".webm"])
+def test_the_pictures_are_frames_of_the_video_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    drawn: list[NDArray[np.uint8]] = []
 
     def draw(frames: list[NDArray[np.uint8]], labels: list[str], path: Path) -> None:
-        drawn.extend(labels)
+        assert labels == ["a"] * len(frames)
+        drawn.extend(frames)
 
     monkeypatch.setattr(storyboard, "write_contact_sheet", draw)
-    board.write(tmp_path / "sheet.png")
-    assert len(drawn) == 25
-    assert drawn[0] == "0.4s e0 prompt 1"
-    assert "376.1s e1 cut prompt 2" in drawn
-    assert drawn[-1] == "749.6s e1"
+    video = video_of_greys(tmp_path / f"a{suffix}", 660)
+    numbers = [0, 1, 30, 299, 620, 659]  # near, and far enough apart to seek
+    told = [Scene(frame_number=number, label="a") for number in numbers]
+    write_storyboard(tmp_path / "a.png", video, told, scale=4)
+    assert [picture.shape for picture in drawn] == [(SIDE, SIDE, 3)] * len(numbers)
+    greys = [float(picture.mean()) for picture in drawn]
+    assert greys == pytest.approx([number % 50 * 5 for number in numbers], abs=2.4)
+
+
+def test_a_video_that_is_too_short_is_named(tmp_path: Path) -> None:
+    video = video_of_greys(tmp_path / "a.mp4", 12)
+    told = [Scene(frame_number=12, label="a")]
+    with pytest.raises(RecordingError, match="it ends after frame 11, before frame 12"):
+        write_storyboard(tmp_path / "a.png", video, told, scale=4)

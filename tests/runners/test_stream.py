@@ -126,7 +126,7 @@ def test_a_loss_before_the_first_chunk_does_not_bring_an_earlier_stream_back(
 ) -> None:
     out = tmp_path / "a.mp4"
     lose_the_link_after(2, out)
-    (tmp_path / ".a.mp4.journal").unlink()  # as one who wants to start anew is told to
+    (tmp_path / ".a.mp4.log").unlink()  # so that nobody is asked to resume it
     capfd.readouterr()
     at_start = Fault(action="kill", rank=1, point=FaultPoint.START, chunk=-1)
     set_faults(monkeypatch, at_start)

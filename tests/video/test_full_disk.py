@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError, UserInputError
 from scope_rt.video.encoder import SegmentEncoder
+from scope_rt.video.segments import MemoryLedger
 from scope_rt.video.writer import VideoWriter
 
 SIDE = 64
@@ -24,9 +25,22 @@ def noise(num_frames: int = CHUNK) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, (num_frames, SIDE, SIDE, 3), dtype=np.uint8)
 
 
+LEDGERS = dict[Path, MemoryLedger]()
+
+
 def writer_for(path: Path, *, resume: bool = False, stall_timeout_s: float = 60.0) -> VideoWriter:
+    """A new writer, or with `resume` one that continues what the one before has of `path`."""
+    earlier = LEDGERS[path].records if resume else []
+    ledger = LEDGERS[path] = MemoryLedger()
+    ledger.records.extend(earlier)
     return VideoWriter(
-        path, width=SIDE, height=SIDE, fps=16, resume=resume, stall_timeout_s=stall_timeout_s
+        path,
+        width=SIDE,
+        height=SIDE,
+        fps=16,
+        ledger=ledger,
+        earlier=earlier,
+        stall_timeout_s=stall_timeout_s,
     )
 
 

@@ -1,6 +1,5 @@
 """Every frame is a flat grey that tells its number, so that a decoded video can be read back."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -16,9 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError, UserInputError
+from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.encoder import SegmentEncoder
-from scope_rt.video.segments import SegmentJournal
 from scope_rt.video.writer import VideoWriter, check_recordable
+from tests.stream_logs import opened
 
 SIDE = 64
 FPS = 16
@@ -31,11 +33,13 @@ WRITE_CHUNKS = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
+from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.encoder import SegmentEncoder
-from scope_rt.video.segments import SegmentJournal
-from scope_rt.video.writer import VideoWriter
+from scope_rt.video.segments import VideoSegments
+from tests.video.test_resumed_video import LoggedWriter
 
-def die(*args):
+def die(*args, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def greys(first, count):
@@ -61,10 +65,35 @@ def frame_numbers(path: Path) -> list[int]:
     return [round((grey - 4) / 4) for grey, _ in pictures]
 
 
-def writer_for(path: Path, *, resume: bool = True, keep_on_error: bool = False) -> VideoWriter:
-    return VideoWriter(
-        path, width=SIDE, height=SIDE, fps=FPS, resume=resume, keep_on_error=keep_on_error
-    )
+def log_of(path: Path) -> Path:
+    """Elsewhere, so that what is left beside the video can be told by its names alone."""
+    return path.parent.with_name(f"{path.parent.name}.{path.name}.log")
+
+
+class LoggedWriter(VideoWriter):
+    """A writer whose ledger is a stream's log, which outlives it; a new one continues there."""
+
+    def __init__(self, path: Path, *, resume: bool = True, **changes: Any) -> None:
+        history = read_history(log_of(path)) if resume else StreamHistory()
+        if history.is_published:
+            history = StreamHistory()
+        self.log = StreamLog(log_of(path), resume=bool(history.openings))
+        if not history.openings:
+            self.log.append(opened())
+        size: dict[str, Any] = {"width": SIDE, "height": SIDE, "fps": FPS}
+        try:
+            super().__init__(path, ledger=self.log, earlier=history.video, **(size | changes))
+        except UserInputError:
+            self.log.close()
+            raise
+
+    def _end(self, *, keep: bool, patience_s: float | None = None) -> None:
+        super()._end(keep=keep, patience_s=patience_s)
+        self.log.close()
+
+
+def writer_for(path: Path, *, resume: bool = True, keep_on_error: bool = False) -> LoggedWriter:
+    return LoggedWriter(path, resume=resume, keep_on_error=keep_on_error)
 
 
 def write_chunks(writer: VideoWriter, stop: int, *, start: int | None = None) -> None:
@@ -72,9 +101,9 @@ def write_chunks(writer: VideoWriter, stop: int, *, start: int | None = None) ->
         writer.write(greys(index))
 
 
-def suspended(path: Path, num_chunks: int) -> None:
+def suspended(path: Path, num_chunks: int, *, first: int | None = None) -> None:
     writer = writer_for(path)
-    write_chunks(writer, num_chunks)
+    write_chunks(writer, num_chunks if first is None else first + num_chunks, start=first)
     writer.suspend()
     writer.suspend()
 
@@ -83,37 +112,41 @@ def finish(path: Path) -> list[int]:
     """Resume, write the chunks that are missing and return the numbers of all frames."""
     with writer_for(path) as writer:
         write_chunks(writer, len(CHUNK_SIZES))
+    assert read_history(log_of(path)).is_published
     assert list(path.parent.iterdir()) == [path]
     return frame_numbers(path)
 
 
 def run_until_killed(script: str, path: Path) -> None:
     command = [sys.executable, "-c", WRITE_CHUNKS + textwrap.dedent(script), str(path)]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    root = Path(__file__).parents[2]
+    killed = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=60, check=False
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
 @SUFFIXES
 @pytest.mark.parametrize(
     ("point", "num_whole"),
-    [("first frame", 0), ("mid-chunk", 2), ("between packets and journal", 2), ("after chunk", 3)],
+    [("first frame", 0), ("mid-chunk", 2), ("between packets and record", 2), ("after chunk", 3)],
 )
 def test_a_killed_writer_loses_no_whole_chunk(
     tmp_path: Path, suffix: str, point: str, num_whole: int
 ) -> None:
     path = tmp_path / f"video{suffix}"
     script = """
-        writer = VideoWriter(Path(sys.argv[1]), width=64, height=64, fps=16, resume=True)
-        encode, commit = SegmentEncoder.encode, SegmentJournal.commit_chunk
+        writer = LoggedWriter(Path(sys.argv[1]))
+        encode, commit = SegmentEncoder.encode, VideoSegments.commit_chunk
         calls = {"first frame": (0, 9), "mid-chunk": (17, 9),
-                 "between packets and journal": (99, 2), "after chunk": (99, 9)}[POINT]
+                 "between packets and record": (99, 2), "after chunk": (99, 9)}[POINT]
         counts = [0, 0]
         def reach(which):
             counts[which] += 1
             if counts[which] > calls[which]:
                 die()
         SegmentEncoder.encode = lambda self, frame: (reach(0), encode(self, frame))
-        SegmentJournal.commit_chunk = lambda self, count: (reach(1), commit(self, count))
+        VideoSegments.commit_chunk = lambda self, *a, **o: (reach(1), commit(self, *a, **o))
         for first, count in ((0, 5), (5, 8), (13, 8)):
             writer.write(greys(first, count))
         writer.drain()
@@ -140,14 +173,15 @@ def test_many_lives_make_one_video(tmp_path: Path) -> None:
 def test_a_kill_from_outside_at_any_time_keeps_what_was_acknowledged(tmp_path: Path) -> None:
     path = tmp_path / "video.mp4"
     script = """
-        writer = VideoWriter(Path(sys.argv[1]), width=64, height=64, fps=16)
+        writer = LoggedWriter(Path(sys.argv[1]), resume=False)
         for index in range(100_000):
             writer.write(greys(index % 60, 1))
             print(writer.durable_chunks, flush=True)
     """
     command = [sys.executable, "-c", WRITE_CHUNKS + textwrap.dedent(script), str(path)]
     acknowledged = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             acknowledged = int(line)
@@ -172,28 +206,25 @@ def test_a_chunk_is_durable_without_the_next_one(tmp_path: Path, suffix: str) ->
     copy.mkdir()
     for hidden in tmp_path.glob(f".video{suffix}.*"):
         (copy / hidden.name).write_bytes(hidden.read_bytes())
+    history = read_history(log_of(path))
     writer.abort()
-    with writer_for(copy / path.name) as resumed:
+    copied = copy / path.name
+    with VideoWriter(copied, width=SIDE, height=SIDE, fps=FPS, earlier=history.video) as resumed:
         assert resumed.held_chunks == 3
     assert frame_numbers(copy / path.name) == list(range(STARTS[3]))
 
 
-@SUFFIXES
-def test_a_journal_torn_anywhere_yields_the_whole_chunks_before(
-    tmp_path: Path, suffix: str
-) -> None:
-    path = tmp_path / f"video{suffix}"
+def test_a_log_torn_anywhere_yields_the_whole_chunks_before(tmp_path: Path) -> None:
+    path = tmp_path / "video.mp4"
     suspended(path, 3)
-    journal = tmp_path / f".video{suffix}.partial.jsonl"
-    content = journal.read_bytes()
+    content, log = log_of(path).read_bytes(), log_of(path)
+    ends = []
     for size in range(0, len(content), 7):
-        torn = content[:size]
-        journal.write_bytes(torn)
-        held = SegmentJournal(path)
-        held.load()
-        held._file.close()
-        assert held.num_chunks == max(0, torn.count(b"\n") - 1)
-    journal.write_bytes(content[:-1])
+        log.write_bytes(content[:size])
+        ends.append(len(read_history(log).durable))
+    assert ends == sorted(ends)
+    assert set(ends) == {0, 1, 2}
+    log.write_bytes(content[:-1])
     suspended(path, 4)
     assert finish(path) == list(range(STARTS[-1]))
 
@@ -201,9 +232,7 @@ def test_a_journal_torn_anywhere_yields_the_whole_chunks_before(
 def test_packets_of_an_unfinished_chunk_never_reach_the_video(tmp_path: Path) -> None:
     path = tmp_path / "video.mp4"
     suspended(path, 3)
-    journal = tmp_path / ".video.mp4.partial.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:-1]))
+    os.truncate(log_of(path), log_of(path).stat().st_size - 1)
     with writer_for(path) as writer:
         assert writer.held_chunks == 2
     assert frame_numbers(path) == list(range(STARTS[2]))
@@ -254,15 +283,20 @@ def test_closing_a_resumed_recording_publishes_it_without_a_new_chunk(tmp_path: 
     assert frame_numbers(path) == list(range(STARTS[3]))
 
 
-def test_a_join_that_was_killed_before_its_cleanup_can_be_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", ["VideoSegments.remove", "LoggedWriter._end", "Path.replace"])
+def test_a_join_that_was_killed_before_its_cleanup_can_be_repeated(
+    tmp_path: Path, point: str
+) -> None:
     path = tmp_path / "video.mp4"
     script = """
-        SegmentJournal.remove = die
-        with VideoWriter(Path(sys.argv[1]), width=64, height=64, fps=16) as writer:
+        whole = POINT
+        POINT = lambda *args, **options: (whole(*args, **options), die())
+        with LoggedWriter(Path(sys.argv[1])) as writer:
             writer.write(greys(0, 5))
     """
-    run_until_killed(script, path)
+    run_until_killed(script.replace("POINT", point), path)
     assert frame_numbers(path) == [0, 1, 2, 3, 4]
+    assert read_history(log_of(path)).is_published == (point != "Path.replace")
     assert finish(path) == list(range(STARTS[-1]))
 
 
@@ -279,11 +313,11 @@ def test_an_exit_without_close_keeps_the_chunks_where_that_was_asked_for(tmp_pat
     path = tmp_path / "video.mp4"
     script = """
         path = Path(sys.argv[1])
-        writer = VideoWriter(path, width=64, height=64, fps=16, keep_on_error=True)
+        writer = LoggedWriter(path, resume=False, keep_on_error=True)
         writer.write(greys(0, 5))
     """
     command = [sys.executable, "-c", WRITE_CHUNKS + textwrap.dedent(script), str(path)]
-    subprocess.run(command, timeout=60, check=True)
+    subprocess.run(command, cwd=Path(__file__).parents[2], timeout=60, check=True)
     with writer_for(path) as writer:
         assert writer.held_chunks == 1
 
@@ -297,7 +331,7 @@ def test_another_format_cannot_resume_and_harms_nothing(
     path = tmp_path / "video.mp4"
     suspended(path, 3)
     with pytest.raises(UserInputError, match="to resume is"):
-        VideoWriter(path, width=size[0], height=size[1], fps=fps, resume=True)
+        LoggedWriter(path, width=size[0], height=size[1], fps=fps)
     assert finish(path) == list(range(STARTS[-1]))
 
 
@@ -309,23 +343,21 @@ def remove_segment(folder: Path) -> None:
     (folder / ".video.mp4.0.partial.nut").unlink()
 
 
-def write_nonsense(folder: Path) -> None:
-    (folder / ".video.mp4.partial.jsonl").write_text("nonsense\n")
+def flip_a_bit(folder: Path) -> None:
+    """In a frame, where a player would only show it a little different."""
+    segment = folder / ".video.mp4.0.partial.nut"
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
 
 
-def lose_the_first_line(folder: Path) -> None:
-    journal = folder / ".video.mp4.partial.jsonl"
-    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[1:]))
+def swap_segments(folder: Path) -> None:
+    segment = folder / ".video.mp4.0.partial.nut"
+    suspended(folder / "other.mp4", 3, first=3)
+    (folder / ".other.mp4.0.partial.nut").replace(segment)
 
 
-def add_a_field(folder: Path) -> None:
-    journal = folder / ".video.mp4.partial.jsonl"
-    journal.write_text(json.dumps({"format": {"colour": "red"}}) + "\n" + journal.read_text())
-
-
-@pytest.mark.parametrize(
-    "damage", [cut_segment, remove_segment, write_nonsense, lose_the_first_line, add_a_field]
-)
+@pytest.mark.parametrize("damage", [cut_segment, remove_segment, flip_a_bit, swap_segments])
 def test_a_damaged_recording_is_refused_before_generation(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -362,3 +394,26 @@ def test_recording_errors_are_not_hidden_by_a_second_use(tmp_path: Path) -> None
     writer.abort()
     with pytest.raises(RecordingError, match="has ended"):
         writer.write(greys(0))
+
+
+def test_a_bit_that_flips_before_the_join_is_named_and_not_published(tmp_path: Path) -> None:
+    path = tmp_path / "video.mp4"
+    writer = writer_for(path)
+    write_chunks(writer, 3)
+    writer.drain()
+    flip_a_bit(tmp_path)
+    with pytest.raises(RecordingError, match=r"of chunk 0 are others\); make it anew"):
+        writer.close()
+    assert not path.exists()
+    assert not read_history(log_of(path)).is_published
+
+
+def test_chunks_that_a_resume_makes_again_are_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "video.mp4"
+    suspended(path, 5)
+    log = StreamLog(log_of(path), resume=True)
+    log.append(opened(resumed_at_chunk=2))
+    log.close()
+    with writer_for(path) as writer:
+        assert writer.held_chunks == 2
+    assert frame_numbers(path) == list(range(STARTS[2]))

@@ -1,12 +1,10 @@
 """A disk that gives no answer is a named error within its bound, and what it held stays whole."""
 
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from io import FileIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -16,10 +14,7 @@ from scope_contracts.errors import RecordingError
 from scope_rt.disk import DaemonExecutor, StallError, answer
 from scope_rt.video import writer as video_writer
 from scope_rt.video.encoder import SegmentEncoder
-from scope_rt.video.segments import SegmentJournal
-from scope_runners import journal as journal_module
-from scope_runners.journal import Journal, read
-from tests.runners.test_journal import REQUEST, record
+from scope_rt.video.segments import VideoSegments
 from tests.video.test_full_disk import (
     CHUNK,
     noise,
@@ -56,25 +51,10 @@ class Disk:
             raise
 
 
-class File(FileIO):
-    """A file on such a disk, open at its end."""
-
-    def __init__(self, path: Path, disk: Disk) -> None:
-        super().__init__(path, "r+b")
-        self.seek(0, os.SEEK_END)
-        self._disk = disk
-
-    def write(self, data: Any) -> int:
-        self._disk.wait()
-        return super().write(data)
-
-
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     disk = Disk()
-    monkeypatch.setattr(journal_module, "STALL_TIMEOUT_S", BOUND_S)
-    for module in (journal_module, video_writer):
-        monkeypatch.setattr(module, "answer", disk.answer)
+    monkeypatch.setattr(video_writer, "answer", disk.answer)
     yield disk
     disk.back.set()
 
@@ -90,25 +70,6 @@ def test_a_call_that_nobody_waits_for_any_more_never_begins(disk: Disk) -> None:
     stalled.result(timeout=20)
     calls.submit(begun.append, "next").result(timeout=20)
     assert begun == ["next"]
-
-
-def test_a_journal_that_stalls_is_named_and_keeps_its_whole_lines(
-    tmp_path: Path, disk: Disk
-) -> None:
-    journal = Journal(tmp_path / "journal", REQUEST, (), 0)
-    journal._file.close()
-    journal._file = File(journal.path, disk)
-    journal.add(record(0), None)
-    disk.stalls.set()
-    with pytest.raises(
-        RecordingError, match=r"/journal \(no answer from the disk for 0.2 s\); bring"
-    ):
-        journal.add(record(1), None)
-    assert not disk.back.is_set()
-    assert [told.chunk_index for told, _ in read(tmp_path / "journal").entries] == [0]
-    disk.back.set()
-    journal._disk.settle(timeout_s=20)
-    journal.close()
 
 
 def test_a_disk_that_does_not_answer_ends_the_recording_and_not_the_stream(
@@ -139,13 +100,13 @@ def test_a_video_is_let_go_of_by_a_disk_that_stalls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk, num_chunks: int
 ) -> None:
     path = tmp_path / "video.mp4"
-    release = SegmentJournal.release
+    release = VideoSegments.release
 
-    def release_later(journal: SegmentJournal) -> None:
+    def release_later(segments: VideoSegments) -> None:
         disk.wait()
-        release(journal)
+        release(segments)
 
-    monkeypatch.setattr(SegmentJournal, "release", release_later)
+    monkeypatch.setattr(VideoSegments, "release", release_later)
     writer = writer_for(path, stall_timeout_s=BOUND_S)
     for _ in range(num_chunks):
         writer.write(noise())

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scope_contracts.errors import UserInputError
 from scope_rt.disk import DaemonExecutor, answer
 from scope_rt.video import writer as video_writer
+from scope_rt.video.segments import MemoryLedger
 from scope_rt.video.writer import VideoWriter, check_recordable
 
 SIDE = 64
@@ -168,8 +169,8 @@ def num_open_files(folder: Path) -> int:
 
 @pytest.mark.parametrize("num_chunks", [0, 1])
 def test_a_writer_that_nobody_holds_any_more_lets_go(tmp_path: Path, num_chunks: int) -> None:
-    path = tmp_path / "video.mp4"
-    writer = VideoWriter(path, width=SIDE, height=SIDE, fps=16, keep_on_error=True)
+    path, ledger = tmp_path / "video.mp4", MemoryLedger()
+    writer = VideoWriter(path, width=SIDE, height=SIDE, fps=16, ledger=ledger, keep_on_error=True)
     for _ in range(num_chunks):
         writer.write(moving_square(2))
         writer.drain()
@@ -177,27 +178,27 @@ def test_a_writer_that_nobody_holds_any_more_lets_go(tmp_path: Path, num_chunks:
     del writer
     wait_for_no_thread_of_a_writer()
     assert num_open_files(tmp_path) == 0
-    with VideoWriter(path, width=SIDE, height=SIDE, fps=16, resume=True) as resumed:
+    with VideoWriter(path, width=SIDE, height=SIDE, fps=16, earlier=ledger.records) as resumed:
         assert resumed.held_chunks == num_chunks
 
 
 def test_a_writer_that_nobody_holds_any_more_ends_the_chunk_it_is_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, gate = tmp_path / "video.mp4", threading.Event()
+    path, gate, ledger = tmp_path / "video.mp4", threading.Event(), MemoryLedger()
     encode = VideoWriter._encode
 
-    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8]) -> None:
+    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8], index: int | None) -> None:
         assert gate.wait(timeout=20)
-        encode(writer, frames_THWC)
+        encode(writer, frames_THWC, index)
 
     monkeypatch.setattr(VideoWriter, "_encode", gated)
-    writer = VideoWriter(path, width=SIDE, height=SIDE, fps=16, keep_on_error=True)
+    writer = VideoWriter(path, width=SIDE, height=SIDE, fps=16, ledger=ledger, keep_on_error=True)
     writer.write(moving_square(2))
     del writer
     gate.set()
     wait_for_no_thread_of_a_writer()
-    with VideoWriter(path, width=SIDE, height=SIDE, fps=16, resume=True) as resumed:
+    with VideoWriter(path, width=SIDE, height=SIDE, fps=16, earlier=ledger.records) as resumed:
         assert resumed.held_chunks == 1
 
 
@@ -206,7 +207,7 @@ def test_a_writer_whose_chunk_failed_unseen_lets_go_too(
 ) -> None:
     failed = threading.Event()
 
-    def fail(writer: VideoWriter, frames_THWC: NDArray[np.uint8]) -> None:
+    def fail(writer: VideoWriter, frames_THWC: NDArray[np.uint8], index: int | None) -> None:
         failed.set()
         raise OSError(28, "No space left on device")
 
@@ -226,7 +227,7 @@ def test_an_exit_encodes_what_is_queued_only_to_keep_it(
 ) -> None:
     begun, gate, encoded = threading.Event(), threading.Event(), []
 
-    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8]) -> None:
+    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8], index: int | None) -> None:
         begun.set()
         assert gate.wait(timeout=20)
         encoded.append(len(frames_THWC))
@@ -255,9 +256,9 @@ def test_a_full_queue_waits_and_says_for_how_long(
     gate = threading.Event()
     encode = VideoWriter._encode
 
-    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8]) -> None:
+    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8], index: int | None) -> None:
         assert gate.wait(timeout=30)
-        encode(writer, frames_THWC)
+        encode(writer, frames_THWC, index)
 
     def answer_late(future: "Future[None]", *, timeout_s: float) -> None:
         threading.Timer(0.2, gate.set).start()

@@ -13,7 +13,7 @@ from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Control, Dropped, Finished, Opened, Planned, Record
 from scope_lab.soak import event_log
 from scope_lab.soak.event_log import Line, Shown, acknowledged
-from scope_runners.recorded_stream import RecordedStream, open_recording, read_stream
+from scope_rt.record.reader import StreamHistory, open_log, read_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +34,12 @@ def compare(lines: Sequence[Line], recording: Path, *, num_chunks: int) -> Compa
     """Compare the event log with the recording."""
     chunks, stream, dropped, found = (
         acknowledged(lines),
-        RecordedStream(),
+        StreamHistory(),
         frozenset[int](),
         list[str](),
     )
     try:
-        with open_recording(recording) as file:
+        with open_log(recording) as file:
             reader = LogReader(file)
             stream, _ = read_stream(reader)
             dropped, found = _dropped_by_cuts(entry.record for entry in reader)
@@ -70,9 +70,7 @@ def _order(chunks: Sequence[Shown], num_chunks: int) -> list[str]:
     return found
 
 
-def _recorded(
-    chunks: Sequence[Shown], stream: RecordedStream, dropped: frozenset[int]
-) -> list[str]:
+def _recorded(chunks: Sequence[Shown], stream: StreamHistory, dropped: frozenset[int]) -> list[str]:
     """What was shown is what was planned less what cuts dropped, and has the recorded latents."""
     found = [] if stream.closed else ["the recording has no end"]
     if stream.damage is not None or stream.torn_bytes:

@@ -86,7 +86,8 @@ def _consume(job: SoakJob, session: StreamSession, log: AttemptLog, *, began_s: 
         width=recipe.default_width,
         height=recipe.default_height,
         fps=recipe.fps,
-        resume=resumed_at is not None,
+        ledger=session.log,
+        earlier=[] if session.history is None else session.history.video,
         keep_on_error=True,
     )
     with writer:
@@ -108,7 +109,7 @@ def _consume(job: SoakJob, session: StreamSession, log: AttemptLog, *, began_s: 
         for chunk in chunks:
             log.write(Shown, number=number, **_chunk_fields(chunk))
             steering.check(chunk)
-            writer.write(chunk.frames)
+            writer.write(chunk.frames, chunk_index=chunk.chunk_index)
             number += 1
             steering.send(number)
             time.sleep(max(0.0, began_s + number * job.chunk_s - time.monotonic()))
