@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scope_contracts.log_records import LOG_VERSION
 from scope_lab.main import EXPERIMENTS
-from scope_rt import __version__
+from scope_rt import StreamConfig, __version__
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CHANGELOG.md").read_text()
@@ -26,3 +26,9 @@ def test_every_link_to_a_script_is_there() -> None:
     for name in ("bench_stream", "bench_contract", "parity", "soak"):
         assert f"`{name}`" in TEXT or f"`scripts/{name}`" in TEXT
         assert (ROOT / "scripts" / name).is_symlink()
+
+
+def test_the_python_line_that_it_shows_is_one() -> None:
+    (shown,) = re.findall(r"StreamSession\((StreamConfig\.of\(.*?\))\)", TEXT)
+    config = eval(shown, {"StreamConfig": StreamConfig})
+    assert config.mesh.tp == 2
