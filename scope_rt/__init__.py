@@ -11,7 +11,6 @@ from scope_rt.version import __version__
 
 __all__ = [
     "Ack",
-    "CheckpointError",
     "Chunk",
     "ContractError",
     "Interpolation",
@@ -21,6 +20,7 @@ __all__ = [
     "RecordingError",
     "ScheduledEvent",
     "ScopeError",
+    "SnapshotError",
     "StreamConfig",
     "StreamSession",
     "TransitionSpec",
@@ -32,12 +32,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from scope_contracts.errors import (
-        CheckpointError,
         ContractError,
         LinkError,
         ParityError,
         RecordingError,
         ScopeError,
+        SnapshotError,
         UserInputError,
     )
     from scope_rt.config import StreamConfig

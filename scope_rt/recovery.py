@@ -12,7 +12,7 @@ from scope_rt.control.resume_point import NoResumePoints, ResumePoint, ResumePoi
 from scope_rt.faults import Faults
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory, read_history
-from scope_rt.record.snapshot_store import SnapshotHeader, SnapshotStore, check_identity
+from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity
 from scope_rt.record.stream_log import Log, NullLog, StreamLog
 from scope_rt.stream_setup import StreamSetup
 
@@ -96,7 +96,7 @@ class Recovery:
 
         Raises:
             UserInputError: the file cannot be written or resumed, or another process writes it.
-            CheckpointError: an earlier snapshot cannot be removed.
+            SnapshotError: an earlier snapshot cannot be removed.
         """
         if self._config.log is None:
             return
@@ -117,7 +117,7 @@ class Recovery:
         """A stream begins with `prompt`: what an earlier one left is replaced.
 
         Raises:
-            UserInputError, CheckpointError: as `open_log`.
+            UserInputError, SnapshotError: as `open_log`.
         """
         if isinstance(self._log, NullLog):
             self.open_log()
@@ -192,7 +192,7 @@ class SavedResumePoints:
         """Replace the one before.
 
         Raises:
-            CheckpointError: it cannot be written; the one before is still there.
+            SnapshotError: it cannot be written; the one before is still there.
         """
         header = SnapshotHeader(
             run_id=self.run_id,

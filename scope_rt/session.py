@@ -172,7 +172,7 @@ class StreamSession:
         Raises:
             UserInputError: a prompt cannot be read, the log cannot be written, or this session is
                 closed; nothing was started, and an earlier stream's snapshot is as it was.
-            CheckpointError: an earlier stream's snapshot cannot be removed; nothing was started.
+            SnapshotError: an earlier stream's snapshot cannot be removed; nothing was started.
             LinkError: while it is iterated: a rank was lost; its name and the chunk are in it.
         """
         if self._spans is not None:

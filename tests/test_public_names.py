@@ -9,7 +9,6 @@ import scope_rt
 
 MEANT = {
     "Ack",
-    "CheckpointError",
     "Chunk",
     "ContractError",
     "Interpolation",
@@ -19,6 +18,7 @@ MEANT = {
     "RecordingError",
     "ScheduledEvent",
     "ScopeError",
+    "SnapshotError",
     "StreamConfig",
     "StreamSession",
     "TransitionSpec",

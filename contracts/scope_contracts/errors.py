@@ -122,7 +122,7 @@ class SlowRankError(LinkError):
     runbook: ClassVar[str | None] = "rank-loss"
 
 
-class CheckpointError(ScopeError):
+class SnapshotError(ScopeError):
     """The stream could not be saved. Free space or mend the disk, then resume."""
 
     runbook: ClassVar[str | None] = "hang"

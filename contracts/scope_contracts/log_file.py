@@ -16,7 +16,6 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -173,36 +172,6 @@ class LogReader:
             if data.count(0) != len(data):
                 return False
         return True
-
-
-def create(path: Path) -> FileIO:
-    """Begin a new log at `path`, instead of what was there.
-
-    Raises `OSError`, also where a pipe or a device is.
-    """
-    refuse_special(path)
-    file = open(path, "wb", buffering=0)  # noqa: SIM115
-    file.write(MAGIC)
-    return file
-
-
-def append(path: Path) -> FileIO:
-    """Open `path` for writing after its last whole record; a torn tail is cut off.
-
-    Raises `ContractError` for a file that is no log, or ends in damage that no crash
-    explains; it is left as it is. Raises `OSError`.
-    """
-    if not path.exists():
-        return create(path)
-    refuse_special(path)
-    with open(path, "rb") as file:
-        end = end_of_whole(file)
-    if end == 0:
-        return create(path)
-    growing = open(path, "r+b", buffering=0)  # noqa: SIM115
-    growing.truncate(end)
-    growing.seek(end)
-    return growing
 
 
 def end_of_whole(file: BinaryIO) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from scope_contracts.envelope import LATENTS_OUT, PlanId
 from scope_contracts.log_records import Durable, Finished, Opened
 from scope_contracts.tensor_spec import DType
-from scope_rt.record.snapshot_store import SnapshotHeader, SnapshotStore
+from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.tensors import TORCH_DTYPES, spec_of
 

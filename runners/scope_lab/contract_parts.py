@@ -30,7 +30,7 @@ from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import Transfers, Work
 from scope_rt.models.fingerprint import Fingerprint
-from scope_rt.record.snapshot_store import SnapshotStore
+from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.tensors import specs_by_name
 

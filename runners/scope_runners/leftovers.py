@@ -7,7 +7,7 @@ from pathlib import Path
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Scheduled
 from scope_rt.record.reader import StreamHistory, read_history
-from scope_rt.record.snapshot_store import SnapshotHeader, SnapshotStore
+from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore
 from scope_rt.session import ScheduledEvent
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.wording import counted

@@ -18,7 +18,7 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory
-from scope_rt.record.snapshot_store import SnapshotStore, look
+from scope_rt.record.snapshot import SnapshotStore, look
 from scope_rt.record.stream_log import Log
 from scope_rt.session import StreamSession
 from scope_rt.trace import Span, write_chrome_trace

@@ -17,7 +17,7 @@ import torch
 from scope_contracts.errors import UserInputError
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.record.snapshot_store import look
+from scope_rt.record.snapshot import look
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import topology_of
 from scope_rt.trace import TraceRecorder

@@ -134,7 +134,7 @@ class ResumePoints(Protocol):
         Blocks until the disk has answered (`STALL_TIMEOUT_S` at most).
 
         Raises:
-            CheckpointError: it cannot be written; the one before is still there.
+            SnapshotError: it cannot be written; the one before is still there.
         """
         ...
 

@@ -6,7 +6,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scope_contracts.errors import ContractError, FieldError, VersionError, WireError
-from scope_contracts.log_file import MAGIC, Entry, LogReader, append, create, pack
+from scope_contracts.log_file import MAGIC, Entry, LogReader, end_of_whole, pack
 from scope_contracts.log_records import (
     MAX_BLOB_BYTES,
     MAX_RECORD_BYTES,
@@ -27,7 +26,7 @@ from scope_contracts.log_records import (
     encode_record,
 )
 from scope_contracts.tensor_spec import DType, TensorSpec
-from tests.stream_logs import finished, opened, packed, planned, story, write
+from tests.stream_logs import finished, opened, packed, planned, story
 
 DATA = packed(story())
 GOLDEN = "8d68b782b1c97d2587a8742269f2ad2c7d41b036a0b3272817114774e982f95a"
@@ -227,23 +226,18 @@ def test_a_blob_must_have_the_size_its_record_says() -> None:
         read(packed(story()[:1]) + body + framed(bytes(2**20))[:-1])
 
 
-def test_appending_cuts_off_the_torn_tail_and_nothing_else(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.scope", story()[:5])
-    whole = path.read_bytes()
-    path.write_bytes(whole + pack(*finished(1))[:-1])
-    with append(path) as file:
-        file.write(pack(Closed(at_s=1.0)))
-    assert path.read_bytes() == whole + pack(Closed(at_s=1.0))
+def test_a_torn_tail_is_not_of_the_whole_records_and_nothing_else_is_cut_off() -> None:
+    whole = packed(story()[:5])
+    assert end_of_whole(io.BytesIO(whole + pack(*finished(1))[:-1])) == len(whole)
 
 
 @pytest.mark.parametrize("count", range(1, len(story()) + 1))
-def test_appending_to_a_whole_file_reads_its_end_only(tmp_path: Path, count: int) -> None:
+def test_of_a_whole_file_only_the_end_is_read(count: int) -> None:
     data = packed(story()[:count])
     assert LogReader(io.BytesIO(data)).ends_whole()
     assert not LogReader(io.BytesIO(data[:-1])).ends_whole()
     assert not LogReader(io.BytesIO(data + bytes(16))).ends_whole()
-    append(write(tmp_path / "a.scope", story()[:count])).close()
-    assert (tmp_path / "a.scope").read_bytes() == data
+    assert end_of_whole(io.BytesIO(data)) == len(data)
 
 
 def test_a_record_without_its_blob_does_not_end_a_file() -> None:
@@ -253,26 +247,16 @@ def test_a_record_without_its_blob_does_not_end_a_file() -> None:
     assert read(head)[1] == len(head) - ENDS[1]
 
 
-def test_appending_to_a_damaged_or_foreign_file_is_refused_and_leaves_it(tmp_path: Path) -> None:
+def test_the_end_of_a_damaged_or_foreign_file_is_refused() -> None:
     """A wrong length must not make what follows it look like a torn tail."""
-    path = tmp_path / "a.scope"
     damaged = bytearray(DATA)
     damaged[ENDS[2] + 2] ^= 1
     damaged[ENDS[3] - 1] ^= 1
     for data in (bytes(damaged), b"a letter to a friend"):
-        path.write_bytes(data)
         with pytest.raises(ContractError):
-            append(path)
-        assert path.read_bytes() == data
+            end_of_whole(io.BytesIO(data))
 
 
-@pytest.mark.parametrize("left", [None, b"", MAGIC[:3], MAGIC, MAGIC + b"\x01"])
-def test_appending_to_nothing_begins_a_recording(tmp_path: Path, left: bytes | None) -> None:
-    path = tmp_path / "a.scope"
-    if left is not None:
-        path.write_bytes(left)
-    append(path).close()
-    assert path.read_bytes() == MAGIC
-    with create(path) as file:
-        file.write(pack(opened()))
-    assert read(path.read_bytes())[1] == 0
+@pytest.mark.parametrize("left", [b"", MAGIC[:3], MAGIC, MAGIC + b"\x01"])
+def test_a_file_without_a_whole_record_has_no_end(left: bytes) -> None:
+    assert end_of_whole(io.BytesIO(left)) == 0

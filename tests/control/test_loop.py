@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from scope_contracts.errors import CheckpointError, UserInputError
+from scope_contracts.errors import SnapshotError, UserInputError
 from scope_contracts.log_records import Control, Dropped, Finished, Planned
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.transition import Interpolation, TransitionSpec
-from scope_rt.record.snapshot_store import SnapshotStore
+from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.recovery import SavedResumePoints
 from tests.control.memory_mesh import (
     CUT,
@@ -157,7 +157,7 @@ def test_a_chunk_whose_resume_point_cannot_be_saved_is_not_shown(
     stream = loop_over(MemoryMesh(), max_in_flight=1, resume_points=points).run(8)
     next(stream)
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(CheckpointError, match="cannot write the snapshot"):
+    with pytest.raises(SnapshotError, match="cannot write the snapshot"):
         next(stream)
     monkeypatch.undo()
     point = loaded_from(tmp_path / "s")

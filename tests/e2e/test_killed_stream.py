@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scope_contracts.log_records import Begun
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.record.reader import StreamHistory, read_history
-from scope_rt.record.snapshot_store import SnapshotStore
+from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.recovery import SavedResumePoints
 from scope_rt.video.writer import VideoWriter

@@ -11,7 +11,7 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.rank import Rank
-from scope_rt.record.snapshot_store import look
+from scope_rt.record.snapshot import look
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 

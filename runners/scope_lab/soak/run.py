@@ -23,7 +23,7 @@ from scope_lab.soak.job import HEARTBEAT_S, SoakJob
 from scope_lab.soak.report import report, table
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
-from scope_rt.record.snapshot_store import look
+from scope_rt.record.snapshot import look
 from scope_rt.topology import plan_named
 from scope_runners.arguments import fresh_folder, positive, positive_number, seed
 from scope_runners.command_parser import CommandParser

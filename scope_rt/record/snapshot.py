@@ -21,7 +21,7 @@ import msgpack
 import torch
 from torch import Tensor
 
-from scope_contracts.errors import CheckpointError, ContractError, UserInputError
+from scope_contracts.errors import ContractError, SnapshotError, UserInputError
 from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
@@ -105,7 +105,7 @@ class SnapshotStore:
         Blocks for at most `STALL_TIMEOUT_S`.
 
         Raises:
-            CheckpointError: the folder cannot be written, or the disk gives no answer in time; the
+            SnapshotError: the folder cannot be written, or the disk gives no answer in time; the
                 snapshot before is still there.
         """
         tensors: dict[int, tuple[Tensor, _Saved]] = {}
@@ -119,7 +119,7 @@ class SnapshotStore:
             written = self._disk.submit(self._write, save, new, content, named)
             answer(written, timeout_s=STALL_TIMEOUT_S)
         except OSError as error:
-            raise CheckpointError(
+            raise SnapshotError(
                 f"cannot write the snapshot {self.folder} ({error.strerror}); free space there or "
                 "mend the disk, then resume"
             ) from error
@@ -164,7 +164,7 @@ class SnapshotStore:
         """Remove the snapshot, `state` first: there is nothing to resume. Foreign files stay.
 
         Raises:
-            CheckpointError: a file cannot be removed.
+            SnapshotError: a file cannot be removed.
         """
         try:
             (self.folder / _STATE).unlink(missing_ok=True)
@@ -174,7 +174,7 @@ class SnapshotStore:
                 if not any(self.folder.iterdir()):
                     self.folder.rmdir()
         except OSError as error:
-            raise CheckpointError(
+            raise SnapshotError(
                 f"cannot remove the snapshot {self.folder} ({error.strerror}); do that yourself, "
                 "or choose another folder"
             ) from error

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from scope_contracts.errors import CheckpointError, FieldError, UserInputError
-from scope_rt.record import snapshot_store
-from scope_rt.record.snapshot_store import SnapshotHeader, SnapshotStore, check_identity, look
+from scope_contracts.errors import FieldError, SnapshotError, UserInputError
+from scope_rt.record import snapshot
+from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity, look
 from tests.video.test_full_disk import small_disk
 
 __all__ = ["small_disk"]
@@ -185,7 +185,7 @@ def test_the_snapshot_of_another_stream_is_refused_by_what_differs() -> None:
 def test_a_full_disk_keeps_the_snapshot_before(small_disk: Path) -> None:
     store = saved(small_disk / "s")
     larger = replace(STATE, pending=(torch.ones(1_000_000),))
-    with pytest.raises(CheckpointError, match=r"\(No space left on device\); free space there"):
+    with pytest.raises(SnapshotError, match=r"\(No space left on device\); free space there"):
         store.save(replace(HEADER, next_chunk_index=5), larger)
     assert SnapshotStore(small_disk / "s").load(State) is not None
     store.save(replace(HEADER, next_chunk_index=6), STATE)
@@ -196,10 +196,10 @@ def test_a_full_disk_keeps_the_snapshot_before(small_disk: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_or_removed_is_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"cannot write the snapshot .*/taken"):
+    with pytest.raises(SnapshotError, match=r"cannot write the snapshot .*/taken"):
         saved(tmp_path / "taken")
     (tmp_path / "s" / "state").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"cannot remove the snapshot .*/s \("):
+    with pytest.raises(SnapshotError, match=r"cannot remove the snapshot .*/s \("):
         SnapshotStore(tmp_path / "s").clear()
 
 
@@ -224,8 +224,8 @@ class StalledDisk:
 
         monkeypatch.setattr(os, "write", waiting_write)
         monkeypatch.setattr(Path, "read_bytes", waiting_read)
-        monkeypatch.setattr(snapshot_store, "STALL_TIMEOUT_S", 0.5)
-        monkeypatch.setattr(snapshot_store, "_LOOK_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(snapshot, "STALL_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(snapshot, "_LOOK_TIMEOUT_S", 0.2)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_a_save_that_stalls_is_named_and_never_replaces_the_one_before(
     store = saved(tmp_path / "s")
     before = {path: path.read_bytes() for path in (tmp_path / "s").iterdir()}
     stalled_disk.stalls.set()
-    with pytest.raises(CheckpointError, match=r"no answer from the disk for 0.5 s\); free"):
+    with pytest.raises(SnapshotError, match=r"no answer from the disk for 0.5 s\); free"):
         store.save(HEADER, State(text=None, pending=(torch.ones(5),)))
     assert look(tmp_path / "s") is None, "who watches does not wait for ever"
     assert not stalled_disk.back.is_set()
@@ -257,7 +257,7 @@ def test_a_save_that_was_interrupted_comes_no_more(
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(snapshot_store, "answer", interrupt)
+    monkeypatch.setattr(snapshot, "answer", interrupt)
     stalled_disk.stalls.set()
     store = SnapshotStore(tmp_path / "s")
     with pytest.raises(KeyboardInterrupt):
@@ -286,7 +286,7 @@ def test_an_error_between_tensors_and_state_leaves_the_snapshot_before(
         replace_file(source, target)
 
     monkeypatch.setattr(os, "replace", refuse_state)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(SnapshotError):
         store.save(HEADER, State(text=None, pending=(torch.ones(5),)))
     loaded = SnapshotStore(tmp_path / "s").load(State)
     assert loaded is not None
