@@ -168,6 +168,7 @@ class StreamLoop:
         self._tail = self._tail.trimmed(
             num_pending=len(self._delivery.pending), num_frames=self._num_tail_frames
         )
+        log_offset = self._log.offset
         if self._log.failure is None:  # else a later resume point would lead beyond the log's end
             point = resume_point(self._pipeline, self._delivery, self._tail, self.inbox.scheduled())
-            self._resume_points.save(point, log_offset=self._log.offset)
+            self._resume_points.save(point, log_offset=log_offset)

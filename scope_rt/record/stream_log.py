@@ -1,13 +1,15 @@
 """One file tells what became of a stream, by whole records; it never ends the stream.
 
-A record is one write to the operating system, so a crash of this process loses none that was
-appended; the stream waits for it, at most `STALL_TIMEOUT_S`. What cannot be written stops, the less
-needed first: latents, then the log as a whole, which then ends at its last whole record.
+Records are written in order on a thread of their own, each by one write to the operating system.
+Whoever asks for `offset` waits until all that was appended is there, at most `STALL_TIMEOUT_S`: a
+crash of this process loses nothing before it. What cannot be written stops, the less needed first:
+latents, then the log as a whole, which then ends at its last whole record.
 """
 
 import fcntl
 import os
 import threading
+from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +18,16 @@ from typing import Protocol
 
 from scope_contracts.errors import ContractError, UserInputError
 from scope_contracts.log_file import MAGIC, end_of_whole, pack, refuse_special
-from scope_contracts.log_records import Finished, Planned, Record
+from scope_contracts.log_records import (
+    Closed,
+    Durable,
+    Failed,
+    Finished,
+    Planned,
+    Published,
+    Record,
+    Segment,
+)
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.faults import FaultPoint, Faults, NoFaults
 
@@ -83,6 +94,7 @@ class StreamLog:
         self._record_latents = record_latents
         self._chunk_index = -1
         self._lock = threading.Lock()
+        self._waiting: deque[Future[None]] = deque()
         self._disk = DaemonExecutor("stream-log")
         try:
             self._file: int | None = _open_locked(path, must_exist=resume)
@@ -105,28 +117,51 @@ class StreamLog:
 
     @property
     def offset(self) -> int:
-        """Bytes of whole records so far: what a snapshot taken now must name."""
+        """Bytes of whole records, all that were appended: what a snapshot taken now must name.
+
+        Blocks until they are written, `STALL_TIMEOUT_S` at most.
+        """
+        self.flush()
         return self._end
 
     def append(self, record: Record, blob: bytes = b"") -> None:
-        """Write `record` with its `blob`. Blocks for at most `STALL_TIMEOUT_S`; raises nothing.
+        """Write `record` with its `blob`; raises nothing. Any thread may call this.
 
-        Once `failure` is set, it does nothing.
+        Blocks, `STALL_TIMEOUT_S` at most, for a record that says what has become of the video or
+        of the stream, and where the disk is `_MOST_WAITING` records behind. Once `failure` is set,
+        it does nothing.
         """
-        if not self._record_latents and isinstance(record, Finished):
-            record, blob = replace(record, latents=None), b""
+        if self.failure is not None or self._file is None:
+            return
         with self._lock:
-            if isinstance(record, Planned):
-                self._chunk_index = record.envelope.chunk_index
-            try:
-                self._write(record, blob)
-            except (OSError, ContractError) as error:
-                self._shed(record, error)
+            self._waiting.append(self._disk.submit(self._write, record, blob))
+            while self._waiting and self._waiting[0].done():
+                self._waiting.popleft()
+            is_behind = len(self._waiting) > _MOST_WAITING
+        if is_behind or isinstance(record, _WRITTEN_AT_ONCE):
+            self.flush()
+
+    def flush(self) -> None:
+        """Return when all that was appended is written, or the log has failed.
+
+        Blocks for at most `STALL_TIMEOUT_S`.
+        """
+        with self._lock:
+            last = self._waiting[-1] if self._waiting else None
+        if last is None or self.failure is not None:
+            return
+        try:
+            answer(last, timeout_s=STALL_TIMEOUT_S)
+        except StallError as error:
+            self._fail(_reason(error))
 
     def close(self) -> None:
-        """Let go of the file, whatever the disk says. Idempotent."""
-        with self._lock:
-            self._release()
+        """Write what was appended and let go of the file. Idempotent.
+
+        Blocks for at most `STALL_TIMEOUT_S`, and a second more for a disk that gives no answer.
+        """
+        self.flush()
+        self._release()
 
     def remove(self) -> None:
         """Close, and delete the file: the stream is told in full elsewhere. Raises `OSError`."""
@@ -134,47 +169,60 @@ class StreamLog:
         self.close()
 
     def _write(self, record: Record, blob: bytes) -> None:
-        if self._file is None:
+        """On the disk's thread: one record, or as much of it as the disk has room for."""
+        if not self._record_latents and isinstance(record, Finished):
+            record, blob = replace(record, latents=None), b""
+        if isinstance(record, Planned):
+            self._chunk_index = record.envelope.chunk_index
+        try:
+            self._write_whole(record, blob)
+        except (OSError, ContractError) as error:
+            if not isinstance(record, Finished) or not record.latents:
+                self._fail(_reason(error))
+                return
+            self._drop_latents(record, _reason(error))
+
+    def _write_whole(self, record: Record, blob: bytes) -> None:
+        if self._file is None or self.failure is not None:
             return
         data = pack(record, blob)
         data = self._faults.reach(FaultPoint.RECORD, self._chunk_index, data)
-        written = self._disk.submit(_write_at, self._file, self._end, data)
-        answer(written, timeout_s=STALL_TIMEOUT_S)
-        self._end += len(data)
+        _write_at(self._file, self._end, data)
+        with self._lock:
+            if self.failure is None:  # else it came too late, and is cut off
+                self._end += len(data)
 
-    def _shed(self, record: Record, error: OSError | ContractError) -> None:
-        """Keep the whole records; continue without latents, or where that does not help, end."""
-        reason = _reason(error)
-        if isinstance(record, Finished) and record.latents and not isinstance(error, StallError):
-            self._record_latents = False
-            self.latents_failure = (
-                f"stream log {self.path} holds no latents from chunk {record.chunk_index} on "
-                f"({reason}), so it can be resumed and not replayed; free disk space or choose "
-                "another file"
-            )
-            try:
-                answer(self._cut(), timeout_s=STALL_TIMEOUT_S)
-                self._write(replace(record, latents=None), b"")
-                return
-            except (OSError, ContractError) as again:
-                error, reason = again, _reason(again)
-        self.failure = (
-            f"stream log {self.path} ended after {self._end} bytes ({reason}); the stream "
-            "continues and can be resumed only from there; free disk space or choose another file"
+    def _drop_latents(self, record: Finished, reason: str) -> None:
+        """Continue without latents, or if that does not help, not at all."""
+        self._record_latents = False
+        self.latents_failure = (
+            f"stream log {self.path} holds no latents from chunk {record.chunk_index} on "
+            f"({reason}), so it can be resumed and not replayed; free disk space or choose "
+            "another file"
         )
-        cut = self._cut()  # after a write that stalled, it comes when that does
-        if not isinstance(error, StallError):
-            with suppress(OSError):
-                answer(cut, timeout_s=STALL_TIMEOUT_S)
-        self._release()
+        try:
+            if self._file is not None:
+                os.ftruncate(self._file, self._end)
+            self._write_whole(replace(record, latents=None), b"")
+        except (OSError, ContractError) as error:
+            self._fail(_reason(error))
 
-    def _cut(self) -> Future[None]:
-        """Remove what was written of a record."""
-        assert self._file is not None
-        return self._disk.submit(os.ftruncate, self._file, self._end)
+    def _fail(self, reason: str) -> None:
+        """Keep the whole records and write no more; the first reason counts."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            self.failure = (
+                f"stream log {self.path} ended after {self._end} bytes ({reason}); the stream "
+                "continues and can be resumed only from there; free disk space or choose another "
+                "file"
+            )
+            if self._file is not None:  # after a write that stalled, this comes when that does
+                self._disk.submit(_truncate, self._file, self._end)
 
     def _release(self) -> None:
-        file, self._file = self._file, None
+        with self._lock:
+            file, self._file = self._file, None
         if file is not None:
             self._disk.submit(os.close, file)  # after a write that may still be under way
             self._disk.settle(timeout_s=_CLOSE_TIMEOUT_S)
@@ -203,6 +251,9 @@ def _reason(error: OSError | ContractError) -> str:
     return str(error.strerror if isinstance(error, OSError) else error)
 
 
+_WRITTEN_AT_ONCE = (Segment, Durable, Published, Failed, Closed)
+_MOST_WAITING = 64
+"""Records that may wait for the disk: memory is bounded where nobody asks for `offset`."""
 _CLOSE_TIMEOUT_S = 1.0
 """How long a disk may take to let go of a file; its lock ends with the process at the latest."""
 
@@ -233,6 +284,12 @@ def _begun(file: int) -> int:
     os.ftruncate(file, 0)
     _write_at(file, 0, MAGIC)
     return len(MAGIC)
+
+
+def _truncate(file: int, end: int) -> None:
+    """Remove what was written of a record."""
+    with suppress(OSError):
+        os.ftruncate(file, end)
 
 
 def _write_at(file: int, start: int, data: bytes) -> None:

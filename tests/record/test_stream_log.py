@@ -112,8 +112,10 @@ def test_a_record_that_fits_only_in_part_is_taken_back(tmp_path: Path) -> None:
     log.append(planned(0))
     with largest_file(log.offset + 100):
         log.append(planned(1))
+        log.flush()
     assert log.failure is not None
     assert "File too large" in log.failure
+    log.close()
     assert kinds(path) == [Opened, Planned]
     assert read(path)[2] == 0
 
@@ -128,6 +130,7 @@ def test_a_small_disk_that_fills_keeps_whole_records_and_is_resumed_once_there_i
     index = 0
     while log.failure is None and index < 10_000:
         log.append(*finished(index, values=LATENTS))
+        log.flush()
         index += 1
     assert log.latents_failure is not None
     assert log.failure is not None
@@ -173,8 +176,10 @@ def test_a_disk_that_does_not_answer_ends_the_log_and_a_late_write_changes_nothi
     path = tmp_path / "a.scope"
     log = StreamLog(path, record_latents=True)
     log_chunks(log, 1)
+    log.flush()
     stalled_disk.stalls.set()
     log.append(*finished(1, values=LATENTS))
+    log.flush()
     assert log.failure is not None
     assert "no answer from the disk for 0.5 s" in log.failure
     log.append(planned(2))
@@ -283,3 +288,17 @@ def test_a_path_that_cannot_be_written_is_said_before_the_stream_starts(tmp_path
             StreamLog(path)
     with largest_file(3), pytest.raises(UserInputError, match="free disk space"):
         StreamLog(tmp_path / "c.scope")
+
+
+def test_what_was_appended_is_in_the_file_once_its_offset_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "a.scope"
+    log = StreamLog(path)
+    log.append(opened())
+    for index in range(200):
+        log.append(planned(index))
+    offset = log.offset
+    assert path.stat().st_size == offset
+    assert len(kinds(path)) == 201
+    log.append(planned(200))
+    log.append(Closed(at_s=0.0))  # says what became of the stream, so it is written at once
+    assert kinds(path)[-1] is Closed
