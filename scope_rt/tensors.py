@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 
-import msgpack
 import torch
 from torch import Tensor
 
@@ -19,7 +18,6 @@ TORCH_DTYPES = {
     DType.UINT8: torch.uint8,
     DType.BOOL: torch.bool,
 }
-_TENSOR = 1
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
@@ -47,22 +45,3 @@ def digest_of(tensor: Tensor) -> str:
 def empty(spec: TensorSpec) -> Tensor:
     """CPU memory for what `spec` announces."""
     return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
-
-
-def pack_tensor(value: object) -> msgpack.ExtType:
-    """`default` of `msgpack.packb`: a tensor as its dtype, shape and bytes."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"no message holds a {type(value).__name__}")
-    raw = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-    head = msgpack.packb((str(NAMES[value.dtype]), tuple(value.shape)))
-    return msgpack.ExtType(_TENSOR, msgpack.packb((head, raw)))
-
-
-def unpack_tensor(code: int, data: bytes) -> Tensor:
-    """`ext_hook` of `msgpack.unpackb`: the inverse of `pack_tensor`."""
-    if code != _TENSOR:
-        raise ValueError(f"unknown extension {code}")
-    head, raw = msgpack.unpackb(data)
-    dtype, shape = msgpack.unpackb(head)
-    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
-    return flat.view(TORCH_DTYPES[dtype]).reshape(shape)

@@ -47,6 +47,14 @@ def test_chunks_carry_frames_epochs_and_calls(session: StreamSession) -> None:
     assert {c.generator_calls for c in chunks} == {3}
 
 
+def test_a_chunk_is_printed_in_a_line_without_its_pixels(session: StreamSession) -> None:
+    (chunk,) = session.stream("a red circle", num_chunks=1)
+    printed = repr(chunk)
+    assert "frames=uint8[12, 16, 32, 3], latents=float32[" in printed
+    assert "'a red circle'" in printed
+    assert len(printed) < 250
+
+
 def test_equal_seeds_give_equal_streams_and_others_do_not(folder: Path) -> None:
     runs = []
     for seed in (5, 5, 6):
