@@ -1,8 +1,12 @@
-"""Tests keep what they learn of model folders to themselves."""
+"""Tests keep what they learn of model folders to themselves, and share one import of the ranks."""
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests import warm_python
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -11,3 +15,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _warm_processes() -> Iterator[None]:
+    """Launchers fork their ranks from a server that has imported them; see `warm_python`."""
+    # Paths of Unix sockets are short, which the folders of tests need not be.
+    with tempfile.TemporaryDirectory(prefix="warm") as folder:
+        server = warm_python.Process.server = warm_python.Server(Path(folder) / "server")
+        warm_python.warm_launchers()
+        yield
+        server.close()

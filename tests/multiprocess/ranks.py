@@ -5,19 +5,22 @@ another, in a fresh process group each time; every wait has a bound, and a rank 
 killed with the pool.
 """
 
-import multiprocessing
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from scope_rt.mesh.process_group import leave_world
+from tests import warm_python
 
+ROOT = Path(__file__).parents[2]
 DEFAULTS = {"SCOPE_KV_BIAS_BACKEND": "sdpa", "SCOPE_GROUP_TIMEOUT_S": "30"}
 """What a job of the pool may have changed for the next one."""
 START_S = 100.0
@@ -39,8 +42,9 @@ def free_port() -> int:
         return port
 
 
-def _run_jobs(jobs: Connection) -> None:
-    """The life of one rank process."""
+def run_jobs(pipe: int) -> None:
+    """The life of one rank process, which takes its jobs from `pipe`."""
+    jobs = Connection(pipe)
     torch.set_num_threads(1)
     jobs.send("here")
     while True:
@@ -58,13 +62,14 @@ class Ranks:
     """Up to `size` ranks."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
         for _ in range(size):
-            here, there = context.Pipe()
-            process = context.Process(target=_run_jobs, args=(there,), daemon=True)
-            process.start()
+            here, there = Pipe()
+            code = f"from {__name__} import run_jobs; run_jobs({there.fileno()})"
+            command = [sys.executable, "-c", code]
+            process = warm_python.Process(command, cwd=ROOT, pass_fds=[there.fileno()])
+            there.close()
             self._pipes.append(here)
             self._processes.append(process)
         for rank in range(size):
@@ -107,4 +112,6 @@ class Ranks:
     def kill(self) -> None:
         for process in self._processes:
             process.kill()
-            process.join(timeout=10)
+            process.wait(10)
+        for pipe in self._pipes:
+            pipe.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scope_runners.main import main
+from tests import warm_python
 
 PROMPT = ["--prompt", "a red circle"]
 
@@ -110,13 +111,8 @@ def test_commands_are_answered_in_one_line(
 
 
 def run(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-m", *arguments]
+    return warm_python.run(command, env=os.environ | environ, timeout=60)
 
 
 def test_help_does_not_load_pytorch() -> None:

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from scope_runners import launcher, rank_group
 from scope_runners.fork_server import TERMINATE_S, Event, RankEnded, RankStarted
 from scope_runners.launcher import Progress, Restarts
 from scope_runners.rank_group import LINGER_S, ORDERLY_END_S, Attempt
+from tests import warm_python
 
 HEEDED = (signal.SIGINT, signal.SIGHUP)
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ([A-Z]+) launcher stream=\S+: (.*)")
@@ -227,7 +227,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(folder: Path) -> None:
 def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> None:
     script = "from scope_runners.launcher import launch; "
     script += "launch('obey', ['orderly', 'deaf'], num_ranks=2)"
-    with subprocess.Popen([sys.executable, "-c", script]) as process:
+    with warm_python.Process([sys.executable, "-c", script]) as process:
         assert wait_for(lambda: len(list(folder.glob("*.started"))) == 2)
         process.send_signal(signum)
         process.wait(timeout=ORDERLY_END_S + BOUND_S)
@@ -238,7 +238,7 @@ def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> 
 
 def test_a_suspended_rank_does_not_outlive_its_killed_launcher(folder: Path) -> None:
     script = "from scope_runners.launcher import launch; launch('obey', ['orderly'], num_ranks=1)"
-    with subprocess.Popen([sys.executable, "-c", script]) as process:
+    with warm_python.Process([sys.executable, "-c", script]) as process:
         assert wait_for(lambda: len(list(folder.glob("*.started"))) == 1)
         (note,) = folder.glob("*.started")
         os.kill(int(note.read_text()), signal.SIGSTOP)

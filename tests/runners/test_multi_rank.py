@@ -2,10 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from tests import warm_python
 
 STREAM = ["-m", "scope_runners.main", "stream", "--json", "--seconds", "3", "--seed", "7"]
 STREAM += ["--prompt", "a red circle", "--prompt-at", "1s:a green square", "--hard-cut-at", "2s"]
@@ -13,7 +14,7 @@ STREAM += ["--prompt", "a red circle", "--prompt-at", "1s:a green square", "--ha
 
 def run(out: Path, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, *STREAM, "--out", str(out), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = warm_python.run(command, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert isinstance(summary, dict)
@@ -42,12 +43,8 @@ def test_a_rank_whose_peer_never_comes_says_so_and_leaves_nothing(tmp_path: Path
     environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     command = [sys.executable, "-m", "scope_runners.stream", "--plan", "pp1"]
     command += ["--prompt", "a red circle", "--out", str(tmp_path / "video.mp4")]
-    done = subprocess.run(
-        command,
-        env=os.environ | environ | {"SCOPE_START_TIMEOUT_S": "3"},
-        capture_output=True,
-        text=True,
-        timeout=60,
+    done = warm_python.run(
+        command, env=os.environ | environ | {"SCOPE_START_TIMEOUT_S": "3"}, timeout=60
     )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]

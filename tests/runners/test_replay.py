@@ -4,7 +4,6 @@ import argparse
 import json
 import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.record.reader import open_log
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.replay import add_replay_arguments, run_replay
+from tests import warm_python
 from tests.rounding import TP_CONTRACT
 from tests.stream_logs import Story, opened, story, write
 from tests.tiny_folder import write_tiny_folder
@@ -282,7 +282,7 @@ def test_another_plan_gives_equal_bits_and_another_degree_1e_4(
 ) -> None:
     command = [sys.executable, "-m", "scope_runners.replay", str(recording), "--json"]
     command += ["--plan", plan[0], "--tp", plan[1]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = warm_python.run(command, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     read = json.loads(done.stdout)
     assert read["replayed_as"] == f"{plan[0]} tp {plan[1]}"
