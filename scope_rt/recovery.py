@@ -14,6 +14,7 @@ from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory, read_history
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity
 from scope_rt.record.stream_log import Log, NullLog, StreamLog
+from scope_rt.stream_identity import identity, opened
 from scope_rt.stream_setup import StreamSetup
 
 
@@ -81,7 +82,7 @@ class Recovery:
             self._store,
             log=self._log_path,
             run_id=self._run_id,
-            identity=tuple(self._setup.identity().items()),
+            identity=identity(self._setup),
         )
 
     @property
@@ -111,7 +112,7 @@ class Recovery:
         if resumed is None and self._store is not None:
             self._store.clear()  # not before: what is refused leaves it as it was
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
-        self._log.append(self._setup.opened(resumed_at_chunk=next_chunk))
+        self._log.append(opened(self._setup, resumed_at_chunk=next_chunk))
 
     def begin(self, prompt: str, schedule: Sequence[ScheduledDirective]) -> None:
         """A stream begins with `prompt`: what an earlier one left is replaced.
@@ -141,7 +142,7 @@ class Recovery:
             return None
         header, point = loaded
         folder = self._store.folder
-        check_identity(header, tuple(self._setup.identity().items()), folder=folder)
+        check_identity(header, identity(self._setup), folder=folder)
         log = self._log_to_resume(Path(header.log))
         history = read_history(log)
         if not history.openings:

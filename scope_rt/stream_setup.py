@@ -4,8 +4,6 @@ Built once by every rank; what ranks compare, what identifies a stream and how i
 read off it.
 """
 
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
@@ -16,8 +14,6 @@ from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
-from scope_contracts.log_records import NOT_RESUMED, Opened
-from scope_contracts.parity import ParityKeys
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.config import StreamConfig
 from scope_rt.control.context import ContextMemory, anchor_encoder
@@ -30,9 +26,8 @@ from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.text.encoder import TextEncoder
-from scope_rt.topology import Topology, plan_named
+from scope_rt.topology import Topology
 from scope_rt.vae.codec import CodecSizes, VideoCodec
-from scope_rt.version import __version__
 
 _MOST_PROMPTS = 64
 """Prompts whose embeddings are kept: nobody steers a stream by more at a time."""
@@ -186,85 +181,6 @@ class StreamSetup:
             encode_anchor=anchor_encoder(self.codec),
             first_latent_frames=self.codec_sizes.first_latent_frames,
             temporal_stride=self.codec_sizes.temporal_stride,
-        )
-
-    def parity_keys(self) -> ParityKeys:
-        """What this rank would do; where the environment contradicts it, what that asks for."""
-        mesh, plan = self.config.mesh, self.topology.plan_id
-        asked, pipelined = mesh.environment_plan, mesh.environment_pipelined
-        return ParityKeys(
-            plan_id=plan if asked is None else plan_named(asked),
-            pp_enabled=self.topology.pipelined if pipelined is None else pipelined,
-            kv_cache_recompute_every=self.recompute.every,
-            kv_bias_backend=self.backend.name,
-            kv_cache=str(self.cache),
-            recompute_anchor=str(self.recompute.anchor),
-            tp_allow_compile=mesh.allow_compile,
-            digest_every=mesh.digest_every,
-            input_digest=mesh.input_digest,
-            heartbeat_timeout_s=mesh.heartbeat_timeout_s,
-            slow_rank_factor=mesh.slow_rank_factor,
-            dtype=self.config.model.dtype,
-            torch_version=str(torch.__version__),
-            package_version=__version__,
-            model_fingerprint=self.model_fingerprint,
-            world_layout=f"{plan} tp={self.topology.tp_degree} {self.height}x{self.width}",
-        )
-
-    def check_environment(self) -> None:
-        """Refuse environment variables that ask for another plan than the configuration does.
-
-        Raises:
-            UserInputError: naming the variable.
-        """
-        mesh, plan = self.config.mesh, self.topology.plan_id
-        if mesh.environment_plan not in (None, plan):
-            raise UserInputError(
-                f"SCOPE_TP_PLAN is {mesh.environment_plan!r}, the plan is {plan}; unset the "
-                "variable"
-            )
-        if mesh.environment_pipelined not in (None, self.topology.pipelined):
-            raise UserInputError(f"SCOPE_PP_ENABLED contradicts plan {plan}; unset the variable")
-        if mesh.allow_compile:
-            raise UserInputError("SCOPE_TP_ALLOW_COMPILE is not supported yet; unset it")
-
-    def identity(self) -> Mapping[str, str]:
-        """What must be the same for a stream to be resumed; plan and TP degree may differ."""
-        return {
-            "model": self.model_fingerprint,
-            "seed": str(self.config.sampling.seed),
-            "height": str(self.height),
-            "width": str(self.width),
-            "dtype": str(self.config.model.dtype),
-            "kv_cache_attention_bias": repr(self.config.cache.kv_cache_attention_bias),
-            "recompute_every": str(self.recompute.every),
-            "recompute_anchor": str(self.recompute.anchor),
-            "kv_cache": str(self.cache),
-        }
-
-    def opened(self, *, resumed_at_chunk: int | None) -> Opened:
-        """The first record of this process in the stream's log."""
-        return Opened(
-            at_s=time.time(),
-            package_version=__version__,
-            torch_version=str(torch.__version__),
-            model=self.config.model.folder,
-            model_fingerprint=self.model_fingerprint,
-            plan_id=self.topology.plan_id,
-            tp_degree=self.topology.tp_degree,
-            height=self.height,
-            width=self.width,
-            dtype=self.config.model.dtype,
-            base_seed=self.config.sampling.seed,
-            kv_cache_attention_bias=self.config.cache.kv_cache_attention_bias,
-            backend=self.backend.name,
-            kv_cache_recompute_every=self.recompute.every,
-            recompute_anchor=str(self.recompute.anchor),
-            kv_cache=str(self.cache),
-            frames_per_block=self.recipe.frames_per_block,
-            fps=self.recipe.fps,
-            settings=self.config.in_effect(),
-            resumed_at_chunk=NOT_RESUMED if resumed_at_chunk is None else resumed_at_chunk,
         )
 
 

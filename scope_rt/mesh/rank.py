@@ -30,6 +30,7 @@ from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.shards import is_sharded
+from scope_rt.stream_identity import check_environment, parity_keys
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.trace import Span, decode_spans, encode_spans
 
@@ -60,7 +61,7 @@ class Rank:
             self._world = join_world(environment, setup.config.mesh)
         self._compare_settings()
         topology.check_world_size(environment.world_size)
-        setup.check_environment()
+        check_environment(setup)
         if self._world is not None:
             self._groups = self._world.build_groups(topology)
             instruments.checks.heartbeat(self._world.heartbeat.start)
@@ -120,7 +121,7 @@ class Rank:
     def _compare_settings(self) -> None:
         """Raises ParityError on every rank when one would compute differently."""
         reach, checks = self._instruments.faults.reach, self._instruments.checks
-        keys = reach(FaultPoint.START, -1, self._setup.parity_keys())
+        keys = reach(FaultPoint.START, -1, parity_keys(self._setup))
         if self._world is not None:
             all_keys = self._world.exchange(keys.encode())
             checks.settings([ParityKeys.decode(data) for data in all_keys])

@@ -1,0 +1,94 @@
+"""What ranks compare, what a resume checks and what a log begins with follow from one setup."""
+
+import time
+
+import torch
+
+from scope_contracts.errors import UserInputError
+from scope_contracts.log_records import NOT_RESUMED, Opened
+from scope_contracts.parity import ParityKeys
+from scope_rt.stream_setup import StreamSetup
+from scope_rt.topology import plan_named
+from scope_rt.version import __version__
+
+
+def parity_keys(setup: StreamSetup) -> ParityKeys:
+    """What this rank would do; where the environment contradicts it, what that asks for."""
+    mesh, plan = setup.config.mesh, setup.topology.plan_id
+    asked, pipelined = mesh.environment_plan, mesh.environment_pipelined
+    return ParityKeys(
+        plan_id=plan if asked is None else plan_named(asked),
+        pp_enabled=setup.topology.pipelined if pipelined is None else pipelined,
+        kv_cache_recompute_every=setup.recompute.every,
+        kv_bias_backend=setup.backend.name,
+        kv_cache=str(setup.cache),
+        recompute_anchor=str(setup.recompute.anchor),
+        tp_allow_compile=mesh.allow_compile,
+        digest_every=mesh.digest_every,
+        input_digest=mesh.input_digest,
+        heartbeat_timeout_s=mesh.heartbeat_timeout_s,
+        slow_rank_factor=mesh.slow_rank_factor,
+        dtype=setup.config.model.dtype,
+        torch_version=str(torch.__version__),
+        package_version=__version__,
+        model_fingerprint=setup.model_fingerprint,
+        world_layout=f"{plan} tp={setup.topology.tp_degree} {setup.height}x{setup.width}",
+    )
+
+
+def check_environment(setup: StreamSetup) -> None:
+    """Refuse environment variables that ask for another plan than the configuration does.
+
+    Raises:
+        UserInputError: naming the variable.
+    """
+    mesh, plan = setup.config.mesh, setup.topology.plan_id
+    if mesh.environment_plan not in (None, plan):
+        raise UserInputError(
+            f"SCOPE_TP_PLAN is {mesh.environment_plan!r}, the plan is {plan}; unset the variable"
+        )
+    if mesh.environment_pipelined not in (None, setup.topology.pipelined):
+        raise UserInputError(f"SCOPE_PP_ENABLED contradicts plan {plan}; unset the variable")
+    if mesh.allow_compile:
+        raise UserInputError("SCOPE_TP_ALLOW_COMPILE is not supported yet; unset it")
+
+
+def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
+    """What must be the same for a stream to be resumed; plan and TP degree may differ."""
+    return (
+        ("model", setup.model_fingerprint),
+        ("seed", str(setup.config.sampling.seed)),
+        ("height", str(setup.height)),
+        ("width", str(setup.width)),
+        ("dtype", str(setup.config.model.dtype)),
+        ("kv_cache_attention_bias", repr(setup.config.cache.kv_cache_attention_bias)),
+        ("recompute_every", str(setup.recompute.every)),
+        ("recompute_anchor", str(setup.recompute.anchor)),
+        ("kv_cache", str(setup.cache)),
+    )
+
+
+def opened(setup: StreamSetup, *, resumed_at_chunk: int | None) -> Opened:
+    """The first record of this process in the stream's log."""
+    return Opened(
+        at_s=time.time(),
+        package_version=__version__,
+        torch_version=str(torch.__version__),
+        model=setup.config.model.folder,
+        model_fingerprint=setup.model_fingerprint,
+        plan_id=setup.topology.plan_id,
+        tp_degree=setup.topology.tp_degree,
+        height=setup.height,
+        width=setup.width,
+        dtype=setup.config.model.dtype,
+        base_seed=setup.config.sampling.seed,
+        kv_cache_attention_bias=setup.config.cache.kv_cache_attention_bias,
+        backend=setup.backend.name,
+        kv_cache_recompute_every=setup.recompute.every,
+        recompute_anchor=str(setup.recompute.anchor),
+        kv_cache=str(setup.cache),
+        frames_per_block=setup.recipe.frames_per_block,
+        fps=setup.recipe.fps,
+        settings=setup.config.in_effect(),
+        resumed_at_chunk=NOT_RESUMED if resumed_at_chunk is None else resumed_at_chunk,
+    )
