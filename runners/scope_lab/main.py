@@ -30,6 +30,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "scope_lab.recompute_experiment", "recompute less often: quality and speed"
     ),
     "soak": Experiment("scope_lab.soak.run", "a stream under random faults, for hours"),
+    "tests": Experiment("scope_lab.long_tests", "the tests that take too long for the suite"),
     "train_recall": Experiment("scope_lab.recall.train", "train the recall model"),
     "train_tiny": Experiment("scope_lab.tiny.train", "train the embedded model"),
     "two_hosts": Experiment("scope_lab.two_hosts", "two hosts: cable cut, leader and host killed"),

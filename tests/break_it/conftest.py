@@ -20,7 +20,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
         prompt="a red circle",
         folder=folder / "runs",
         bound_s=60.0,
-        hang_bound_s=12.0,
+        hang_bound_s=8.0,
         heartbeat_s=HEARTBEAT_S,
     )
     return Suite(driver=driver)

@@ -1,6 +1,7 @@
 """A stream is a pure function of seed, prompts and schedule, and it never grows."""
 
 import gc
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -136,6 +137,20 @@ def test_tp_that_does_not_divide_the_heads_is_refused_before_any_rank_meets(fold
 
 
 @pytest.mark.timeout(600)
+def test_a_stream_past_the_rope_table_keeps_nothing_of_its_chunks(session: StreamSession) -> None:
+    """1,800 latent frames, of a 1,024-frame RoPE table; `lab` has 15,000, and all memory."""
+    blocks = list[int]()
+    for chunk in session.stream("red circle", num_chunks=600):
+        if chunk.chunk_index in (300, 599):
+            gc.collect()
+            blocks.append(sys.getallocatedblocks())
+            assert torch.isfinite(chunk.latents).all()
+    assert 600 * RECIPE.frames_per_block > 1.5 * 1024
+    warm, last = blocks
+    assert last - warm < 299, "an object a chunk"
+
+
+@pytest.mark.lab
 def test_five_thousand_chunks_leave_memory_flat(session: StreamSession) -> None:
     """15,000 latent frames: far beyond a 1,024-frame RoPE table, every chunk finite."""
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests import warm_python
+
 ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "runbooks" / "guides"
 TIMEOUT_S = 100
@@ -33,23 +35,30 @@ def save_files(guide: Path, folder: Path) -> None:
 
 
 def run(command: str | Sequence[str], folder: Path, *, source: Path = ROOT) -> str:
-    """Run a line as the reader would, with the packages of `source`; what it printed."""
+    """Run a line as the reader would, with the packages of `source`; what it printed.
+
+    `scope-rt` of this repository is a warm process.
+    """
     words = shlex.split(command) if isinstance(command, str) else list(command)
+    is_warm = words[0] == "scope-rt" and source == ROOT
     if words[0] == "scope-rt":  # the installed one is of this repository, not of `source`
-        words[:1] = ["python", "-m", "scope_runners.main"]
+        words[:1] = [sys.executable, "-m", "scope_runners.main"]
     environ = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(str(source / package) for package in PACKAGES),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    said = subprocess.run(
-        words,
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-    )
+    if is_warm:
+        said = warm_python.run(words, cwd=folder, env=environ, timeout=TIMEOUT_S)
+    else:
+        said = subprocess.run(
+            words,
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+        )
     assert said.returncode == 0, f"{command}:\n{said.stderr}"
     return said.stdout

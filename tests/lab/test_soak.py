@@ -14,7 +14,11 @@ import pytest
 
 from scope_lab.soak import fault_injector, run
 from scope_lab.soak.event_log import MemorySampled
-from scope_lab.soak.memory import LAUNCHER, LONG_S, complaints, growths, watched
+from scope_lab.soak.memory import LAUNCHER, LONG_S, MOST_GROWTH_BYTES, complaints, growths, watched
+from scope_lab.soak.recovery import untried
+from scope_lab.soak.schedule import FaultKind, PlannedFault
+from scope_rt.faults import FaultPoint
+from scope_runners.break_it.faults import at
 from scope_runners.launcher import Restarts
 from tests.tiny_folder import write_tiny_folder
 
@@ -211,3 +215,32 @@ def test_a_long_soak_that_watched_no_rank_is_a_complaint() -> None:
     assert complaints(growths(lasting), stream_s=long_s) == unseen
     assert complaints(growths(lasting), stream_s=LONG_S) == []
     assert complaints(growths(lasting + samples_of(1, 8)), stream_s=long_s) == []
+
+
+def test_a_fault_must_happen_unless_it_waits_for_a_restart_that_may_not_come() -> None:
+    fault = PlannedFault(
+        number=0,
+        kind=FaultKind.RAISE,
+        rank=1,
+        chunk=9,
+        injected=at(rank=1, chunk=9, point=FaultPoint.RECOMPUTE, action="raise"),
+    )
+    assert untried([fault], [], last_recompute=8) == []
+    assert untried([], [], last_recompute=8)[0].startswith("no fault was planned")
+    assert untried([fault], [], last_recompute=9) == [
+        "fault 0 (exception of rank 1) did not happen"
+    ]
+
+
+def launcher_samples(sizes: list[float]) -> list[MemorySampled]:
+    return [
+        MemorySampled(at_s=5.0 * n, attempt=0, rank=LAUNCHER, rss_bytes=int(size), num_shown=0)
+        for n, size in enumerate(sizes)
+    ]
+
+
+def test_a_process_that_grows_is_distinguished_from_one_that_varies() -> None:
+    noise = [300e6 + 30e6 * (n % 7 == 0) for n in range(100)]
+    leak = [300e6 + 1.5 * MOST_GROWTH_BYTES / 100 * n for n in range(100)]
+    assert [growth.is_flat for growth in growths(launcher_samples(noise))] == [True]
+    assert [growth.is_flat for growth in growths(launcher_samples(leak))] == [False]

@@ -14,20 +14,16 @@ from typing import Any
 import pytest
 
 from scope_lab.soak import memory, run
-from scope_lab.soak.event_log import EventLog, MemorySampled, Shown
+from scope_lab.soak.event_log import EventLog, Shown
 from scope_lab.soak.fault_injector import FaultInjector
 from scope_lab.soak.job import SoakJob
-from scope_lab.soak.memory import LAUNCHER, MOST_GROWTH_BYTES, growths
-from scope_lab.soak.recovery import untried
 from scope_lab.soak.report import SoakReport, report, table
-from scope_lab.soak.schedule import FaultKind, PlannedFault
-from scope_rt.faults import FaultPoint
-from scope_runners.break_it.faults import at
+from scope_lab.soak.schedule import FaultKind
 from tests.tiny_folder import write_tiny_folder
 
 Plain = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.lab]
 
 
 def soak(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -212,21 +208,6 @@ def untried_in(outcome: SoakReport) -> list[str]:
     return [said for said in outcome.complaints if said.endswith("did not happen")]
 
 
-def test_a_fault_must_happen_unless_it_waits_for_a_restart_that_may_not_come() -> None:
-    fault = PlannedFault(
-        number=0,
-        kind=FaultKind.RAISE,
-        rank=1,
-        chunk=9,
-        injected=at(rank=1, chunk=9, point=FaultPoint.RECOMPUTE, action="raise"),
-    )
-    assert untried([fault], [], last_recompute=8) == []
-    assert untried([], [], last_recompute=8)[0].startswith("no fault was planned")
-    assert untried([fault], [], last_recompute=9) == [
-        "fault 0 (exception of rank 1) did not happen"
-    ]
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_chaos_that_ends_before_the_soak_does_is_a_complaint(
     soaked: tuple[Path, Plain], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -270,17 +251,3 @@ def test_a_rank_that_ends_while_it_is_swept_up_is_no_error(
     monkeypatch.setattr(run, "_soak", lambda job: 130)
     folder = shutil.copytree(soaked[0], tmp_path / "run")
     assert run.main(["--resume", "--out", str(folder)]) == 130
-
-
-def samples_of(sizes: list[float]) -> list[MemorySampled]:
-    return [
-        MemorySampled(at_s=5.0 * n, attempt=0, rank=LAUNCHER, rss_bytes=int(size), num_shown=0)
-        for n, size in enumerate(sizes)
-    ]
-
-
-def test_a_process_that_grows_is_distinguished_from_one_that_varies() -> None:
-    noise = [300e6 + 30e6 * (n % 7 == 0) for n in range(100)]
-    leak = [300e6 + 1.5 * MOST_GROWTH_BYTES / 100 * n for n in range(100)]
-    assert [growth.is_flat for growth in growths(samples_of(noise))] == [True]
-    assert [growth.is_flat for growth in growths(samples_of(leak))] == [False]

@@ -59,6 +59,7 @@ def left_behind() -> set[str]:
     }
 
 
+@pytest.mark.lab
 def test_a_stream_survives_a_cut_cable(model: Path, tmp_path: Path) -> None:
     before = left_behind()
     report = two_hosts(model, tmp_path, "--lasts", "8", "--seconds", "60")
@@ -73,6 +74,7 @@ def test_a_stream_survives_a_cut_cable(model: Path, tmp_path: Path) -> None:
     assert (report["restarts"], report["largest_diff"]) == (1, 0.0)
 
 
+@pytest.mark.lab
 def test_a_stream_resumes_when_only_the_other_host_counts_a_restart(
     model: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_stream_resumes_when_only_the_other_host_counts_a_restart(
     assert report["chunks"] == report["chunks_replayed"] == 80
 
 
+@pytest.mark.lab
 def test_a_stream_waits_for_a_host_that_was_started_again(model: Path, tmp_path: Path) -> None:
     report = two_hosts(model, tmp_path, "--fault", "host", "--lasts", "1", "--seconds", "60")
     assert report["hosts"][0]["named_s"] < KILL_NAMED_S
