@@ -110,6 +110,13 @@ class FeedForward(nn.Module):
         return row_parallel(F.gelu(up["proj"](x), approximate="tanh"), down, group)
 
 
+def _modulation_table(num_rows: int, dim: int) -> nn.Parameter:
+    table = torch.empty(1, num_rows, dim)
+    if not table.is_meta:  # there, drawing would load all of torch's compiler
+        table.normal_().div_(dim**0.5)
+    return nn.Parameter(table)
+
+
 class Block(nn.Module):
     def __init__(self, config: CausalWanConfig, layer: int, group: Collectives) -> None:
         super().__init__()
@@ -118,7 +125,7 @@ class Block(nn.Module):
         self.attn2 = Attention(config, group.size)
         self.ffn = FeedForward(config, group.size)
         self.norm2 = nn.LayerNorm(config.dim, config.eps)
-        self.scale_shift_table = nn.Parameter(torch.randn(1, 6, config.dim) / config.dim**0.5)
+        self.scale_shift_table = _modulation_table(6, config.dim)
 
     def forward(
         self, x_BFSC: Tensor, mod: Tensor, rope: Tensor, text: TextKV, attend: SelfAttention
@@ -206,7 +213,7 @@ class CausalWanModel(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, layer, self.group) for layer in range(config.num_layers)
         )
-        self.scale_shift_table = nn.Parameter(torch.randn(1, 2, config.dim) / config.dim**0.5)
+        self.scale_shift_table = _modulation_table(2, config.dim)
         self.proj_out = nn.Linear(config.dim, 4 * config.out_channels)
 
     @property

@@ -1,6 +1,8 @@
 """A model folder that cannot stream is refused when it is opened, in one sentence."""
 
 import json
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.session import StreamSession
+from tests import warm_python
 from tests.tiny_folder import write_tiny_folder
 
 
@@ -100,3 +103,18 @@ def test_the_embedded_model_is_small_and_opens() -> None:
     sizes = [file.stat().st_size for file in model.path.rglob("*.safetensors")]
     assert len(sizes) == 3
     assert sum(sizes) < 16e6
+
+
+def test_a_stream_of_dense_attention_loads_no_compiler(tmp_path: Path) -> None:
+    """It takes a rank 1.5 s, and one operator on torch's device `meta` is enough to load it."""
+    program = """
+        import sys
+        from scope_rt import StreamConfig, StreamSession
+        with StreamSession(StreamConfig.of(sys.argv[1])) as session:
+            assert len(list(session.stream("red circle", num_chunks=1))) == 1
+        sys.exit("torch._dynamo" in sys.modules)
+    """
+    model = write_tiny_folder(tmp_path / "model")
+    command = [sys.executable, "-c", textwrap.dedent(program), str(model)]
+    done = warm_python.run(command, timeout=100)
+    assert done.returncode == 0, done.stderr
