@@ -55,7 +55,7 @@ def test_every_name_stands_once_and_fits_its_column() -> None:
         (["--detectors", "disk-full"], "no detector is tried on disk-full"),
         (["--detectors", "--disarm", "heartbeat"], "drop --disarm"),
         (["1", "--model", "/nowhere"], "does not exist"),
-        (["1", "--plan", "tp_v1_1", "--tp", "3"], "--tp 3 does not divide the model's 4 heads"),
+        (["1", "--plan", "tp_v1_1", "--tp", "3"], "tp 3 does not divide the model's 4 heads"),
     ],
 )
 def test_what_cannot_be_run_is_one_sentence(arguments: list[str], sentence: str) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -36,21 +37,23 @@ def lives(
 
 def _kill_at(number: int) -> None:
     """Count the changes of this process, of all threads, in twos: half made, and made."""
-    left = number
+    left, lock = number, threading.Lock()
 
     def counted(change: Callable[..., Any], *, is_write: bool) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
             nonlocal left
-            left -= 2
-            if left == -1 and is_write:
+            with lock:
+                left -= 2
+                mine = left
+            if mine == -1 and is_write:
                 file, data, *more = arguments
                 change(file, bytes(data)[: len(data) // 2], *more)
-            if left == -1:
+            if mine == -1:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
                 return change(*arguments, **options)
             finally:
-                if left == 0:
+                if mine == 0:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         return run
