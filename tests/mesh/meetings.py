@@ -1,7 +1,7 @@
 """Ranks as threads of one process, and stores to meet in; not a test itself."""
 
 import math
-import subprocess
+import os
 import sys
 import threading
 import time
@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, meet
+from tests import warm_python
 
 HOST = """
 import sys, time
@@ -54,16 +55,19 @@ def point_at(port: int) -> MeetingPoint:
 
 
 @contextmanager
-def store_elsewhere() -> Iterator[tuple[subprocess.Popen[str], MeetingPoint]]:
+def store_elsewhere() -> Iterator[tuple[warm_python.Process, MeetingPoint]]:
     """A store in a process of its own."""
+    (ports, its_port), (its_input, our_end) = os.pipe(), os.pipe()
     command = [sys.executable, "-c", HOST]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
+    process = warm_python.Process(command, stdin=its_input, stdout=its_port)
+    os.close(its_port)
+    os.close(its_input)
+    with open(ports) as lines, open(our_end, "w"):
         try:
-            yield process, point_at(int(process.stdout.readline()))
+            yield process, point_at(int(lines.readline()))
         finally:
             process.kill()
+            process.wait(20)
 
 
 def meet_all(
