@@ -1,8 +1,8 @@
 """Processes that SIGKILL themselves at their n-th change of a disk, for every n; not a test itself.
 
-`python -m tests.record.killed MODULE:FUNCTION FOLDER` forks a process for every n, in
-`FOLDER/n`, which calls FUNCTION(folder, report); `report(word)` adds a line to `FOLDER/n/reported`.
-With an odd n the last change is only half made, where it is a write.
+`python -m tests.record.killed MODULE:FUNCTION FOLDER STEP` forks a process for every n, or every
+STEP-th, in `FOLDER/n`, which calls FUNCTION(folder, report); `report(word)` adds a line to
+`FOLDER/n/reported`. With an odd n the last change is only half made, where it is a write.
 """
 
 import os
@@ -21,11 +21,14 @@ Report = Callable[[str], None]
 
 
 def lives(
-    scenario: Callable[[Path, Report], None], folder: Path
+    scenario: Callable[[Path, Report], None], folder: Path, *, step: int = 1
 ) -> Iterator[tuple[Path, list[str]]]:
-    """The folder of every life of `scenario`, and what it had reported; the last one ended well."""
+    """The folder of every life of `scenario`, and what it had reported; the last one ended well.
+
+    With an odd `step`, every other life ends at a change that is half made.
+    """
     name = f"{scenario.__module__}:{scenario.__name__}"
-    command = [sys.executable, "-m", "tests.record.killed", name, str(folder)]
+    command = [sys.executable, "-m", "tests.record.killed", name, str(folder), str(step)]
     root = Path(__file__).parents[2]
     subprocess.run(command, cwd=root, timeout=110, check=True)
     for life in sorted(folder.iterdir(), key=lambda path: int(path.name)):
@@ -74,11 +77,11 @@ def _live(scenario: Callable[[Path, Report], None], folder: Path, number: int) -
     scenario(folder, report)
 
 
-def main(name: str, folder: Path) -> None:
+def main(name: str, folder: Path, step: int) -> None:
     module, function = name.split(":")
     scenario = getattr(import_module(module), function)
     folder.mkdir()
-    for number in range(1, _MOST_CHANGES):
+    for number in range(1, _MOST_CHANGES, step):
         if (child := os.fork()) == 0:
             try:
                 _live(scenario, folder / str(number), number)
@@ -92,4 +95,4 @@ def main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
