@@ -17,6 +17,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file begins first: the last one would be all that a worker has left to do."""
+    items.sort(key=lambda item: item.path.name != "test_cpu_kernels.py")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _warm_processes() -> Iterator[None]:
     """Launchers fork their ranks from a server that has imported them; see `warm_python`."""
