@@ -72,8 +72,12 @@ class StreamLoop:
         return self._pipeline.position.planner.next_chunk_index - 1
 
     def begin(self) -> None:
-        """Count chunks from here; what the consumer was given before is acknowledged."""
+        """Count chunks from here; what the consumer was given before is acknowledged.
+
+        A chunk that an error kept from the consumer is forgotten: the stream begins with a cut.
+        """
         self._delivery.begin()
+        self._pipeline.delivered()
         self._is_rebuilt = True
 
     def run(

@@ -164,6 +164,27 @@ def test_a_chunk_whose_resume_point_cannot_be_saved_is_not_shown(
     assert [chunk.envelope.chunk_index for chunk in point.pending] == [0]
 
 
+def test_after_a_resume_point_that_could_not_be_saved_another_stream_can_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The chunk that nobody got must not keep its place in the pipeline."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise CheckpointError("the disk is full")
+
+    points = MemoryResumePoints()
+    loop = loop_over(MemoryMesh(), max_in_flight=1, resume_points=points)
+    stream = loop.run(8)
+    next(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(points, "save", refuse)
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            next(stream)
+    loop.inbox.post(CUT)
+    loop.begin()
+    assert [(chunk.chunk_index, chunk.cache_epoch) for chunk in loop.run(2)] == [(2, 1), (3, 1)]
+
+
 def test_a_resume_point_belongs_to_the_log_s_end_when_it_was_saved() -> None:
     points, log = MemoryResumePoints(), MemoryLog()
     for chunk in loop_over(MemoryMesh(), max_in_flight=2, resume_points=points, log=log).run(4):
