@@ -65,7 +65,8 @@ class Delivery:
         """After a restart: the pending chunks that the consumer lacks, oldest first.
 
         Raises:
-            UserInputError: it lacks some that are no longer kept.
+            UserInputError: it lacks some that are no longer kept, or has some that would be made
+                again, because the log of the stream ended before they were delivered.
         """
         acknowledged = self.num_acknowledged
         if self._says is not None and self.pending:
@@ -74,5 +75,10 @@ class Delivery:
             raise UserInputError(
                 f"the consumer holds {acknowledged} chunks, and the stream to resume was "
                 f"acknowledged up to {self.num_acknowledged}; start a new stream"
+            )
+        if acknowledged > self.num_delivered:
+            raise UserInputError(
+                f"the consumer holds {acknowledged} chunks, and the stream to resume is known up "
+                f"to {self.num_delivered} only; drop the others there, or start a new stream"
             )
         return tuple(self.pending)[acknowledged - self.num_acknowledged :]

@@ -96,3 +96,12 @@ def test_a_consumer_that_lost_what_it_had_acknowledged_is_refused() -> None:
     delivery.ask(None, lambda: 4)
     with pytest.raises(UserInputError, match=r"holds 4 chunks, .* up to 5; start a new stream"):
         delivery.missing()
+
+
+def test_a_consumer_that_has_more_than_the_stream_to_resume_gets_none_of_it_twice() -> None:
+    """The log ended early, so no later resume point was saved; the stream itself went on."""
+    delivery = Delivery()
+    delivery.resume((arrived(5),), num_acknowledged=5)
+    delivery.ask(None, lambda: 9)
+    with pytest.raises(UserInputError, match=r"holds 9 chunks, .* known up to 6 only"):
+        delivery.missing()
