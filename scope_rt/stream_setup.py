@@ -14,6 +14,7 @@ from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
+from scope_contracts.log_records import MAX_PROMPT_BYTES
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.config import StreamConfig
 from scope_rt.control.context import ContextMemory, anchor_encoder
@@ -165,9 +166,10 @@ class StreamSetup:
         """`prompt` and its embeddings, encoded once.
 
         Raises:
-            UserInputError: the text encoder cannot read it.
+            UserInputError: the text encoder cannot read it, or it is too long to be logged.
         """
         if prompt not in self._encoded:
+            _check_prompt(prompt)
             while len(self._encoded) >= _MOST_PROMPTS:
                 del self._encoded[next(iter(self._encoded))]
             self._encoded[prompt] = Conditioning(prompt, self.text_encoder([prompt]))
@@ -210,6 +212,18 @@ def _check_fallback(config: StreamConfig, model: ModelFolder) -> None:
             f"fallback_tp is {degree}, and plan single runs on one rank; leave it out"
         )
     check_degree(model.config, Topology.of(config.mesh.plan, degree).tp_degree)
+
+
+def _check_prompt(prompt: str) -> None:
+    """Refuse a prompt that no record could hold: without it in its log, no stream is resumed."""
+    try:
+        num_bytes = len(prompt.encode())
+    except UnicodeEncodeError:
+        raise UserInputError("prompt: got text that UTF-8 cannot hold; write it anew") from None
+    if num_bytes > MAX_PROMPT_BYTES:
+        raise UserInputError(
+            f"prompt: got {num_bytes} bytes, want at most {MAX_PROMPT_BYTES}; shorten it"
+        )
 
 
 def _check_size(*, height: int, width: int, multiple: int) -> None:

@@ -18,6 +18,8 @@ from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain
 LOG_VERSION = 3
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
 MAX_BLOB_BYTES = 256 * 2**20
+MAX_PROMPT_BYTES = 16 * 2**10
+"""Of UTF-8: a record holds a prompt and more, and one that cannot be written ends its log."""
 NOT_RESUMED = -1
 _RULES = PlainRules(max_string_bytes=MAX_RECORD_BYTES)
 """A prompt or an error may fill the record."""

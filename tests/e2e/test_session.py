@@ -56,6 +56,18 @@ def test_a_chunk_is_printed_in_a_line_without_its_pixels(session: StreamSession)
     assert len(printed) < 250
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [("a red circle" + " the" * 5000, "want at most 16384"), ("a red circle \udcff", "UTF-8")],
+)
+def test_a_prompt_that_no_record_could_hold_is_refused_before_anything_starts(
+    session: StreamSession, prompt: str, said: str
+) -> None:
+    """Without it in its log, no stream is resumed."""
+    with pytest.raises(UserInputError, match=said):
+        session.stream(prompt)
+
+
 def test_equal_seeds_give_equal_streams_and_others_do_not(folder: Path) -> None:
     runs = []
     for seed in (5, 5, 6):
