@@ -105,7 +105,9 @@ class StreamSession:
                 self._rank.start()
             else:
                 position = point.position(setup.settings).planner.position
-                self._rank.start(MeshResumePoint(position=position, tail=point.tail))
+                # Followers rebuild a decoder; what is pending is for rank0's consumer alone.
+                tail = point.tail.trimmed(num_pending=0, num_frames=setup.num_tail_frames)
+                self._rank.start(MeshResumePoint(position=position, tail=tail))
             if self._recovery is not None:
                 self._loop = self._control(self._recovery)
             on_error.pop_all()

@@ -10,6 +10,7 @@ from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
 from scope_rt.record.snapshot import look
 from scope_rt.session import ScheduledEvent, StreamSession
@@ -113,6 +114,27 @@ def test_a_resumed_session_says_where_it_is_and_what_the_consumer_has(
         assert session.num_acknowledged_before == 2
         assert session.history is not None
         assert sorted(session.history.finished) == [0, 1, 2, 3]
+
+
+def test_followers_are_sent_no_more_than_rebuilds_them_however_much_is_pending(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[MeshResumePoint] = []
+
+    def start(rank: Rank, point: MeshResumePoint) -> None:
+        sent.append(point)
+        real_start(rank, point)
+
+    real_start = Rank.start
+    lost_after(tmp_path, folder, num_shown=7, num_acknowledged=0)
+    monkeypatch.setattr(Rank, "start", start)
+    with StreamSession(kept_in(tmp_path, folder, resume=True)) as session:
+        num_tail_frames = session.setup.num_tail_frames
+        assert session.num_acknowledged_before == 0
+    (point,) = sent
+    assert point.tail is not None
+    assert 3 * len(point.tail.chunks) < num_tail_frames + 3
+    assert len(point.tail.chunks) < 7
 
 
 def test_without_a_snapshot_a_session_that_may_resume_starts_anew(
