@@ -44,8 +44,9 @@ def check_nothing_is_lost(job: StreamJob, *, resumes: bool) -> None:
             f"{files.video} is an unfinished stream of {chunks}; add --resume to resume it, or to "
             f"start anew, delete {files.snapshot} and {log}"
         )
-    if resumes:
+    if resumes and header is not None:
         check_same_stream(history, job, log)
+        _check_same_record(files, log)
     elif files.record is not None and files.record.exists() and not job.setup.environment.attempt:
         raise UserInputError(
             f"--record {files.record} is there already; choose another file, or delete it"
@@ -76,6 +77,15 @@ def check_same_stream(history: StreamHistory, job: StreamJob, log: Path) -> None
                 f"{flag} is {mine}, and the stream to resume was begun with {other}; use that "
                 f"again, or to start anew, delete {job.files.snapshot} and {log}"
             )
+
+
+def _check_same_record(files: OutputFiles, log: Path) -> None:
+    """Refuse a recording that would never be written: a stream keeps the log it began."""
+    if files.record is not None and files.record.resolve() != log.resolve():
+        raise UserInputError(
+            f"--record is {files.record}, and the stream to resume keeps its log in {log}; leave "
+            "--record out, or give that file if --record began it"
+        )
 
 
 def say_how_to_resume(job: StreamJob) -> None:

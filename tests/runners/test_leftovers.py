@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from scope_contracts.log_records import Begun
 from scope_rt.faults import FaultPoint
 from scope_rt.record.reader import read_history
+from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.segments import VideoSegments
 from scope_rt.video.writer import VideoWriter
@@ -32,6 +34,7 @@ from tests.runners.streams import (
     set_faults,
     signal_after_two_chunks,
 )
+from tests.stream_logs import opened
 
 
 def test_a_lost_link_is_one_sentence_and_the_stream_can_be_resumed(
@@ -398,6 +401,31 @@ def test_a_recording_is_kept_replaced_by_nobody_and_resumed(
     assert main([*SHORT, *record]) == 2
     assert main([*SHORT, *record, "--resume"]) == 2
     assert f"--resume: {out} is finished" in capsys.readouterr().err
+
+
+def test_a_recording_that_would_never_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, scope = tmp_path / "a.mp4", tmp_path / "a.scope"
+    lose_the_link_after(2, out)
+    held = contents(tmp_path)
+    assert main([*SHORT, "--out", str(out), "--record", str(scope), "--resume"]) == 2
+    assert f"the stream to resume keeps its log in {tmp_path}/.a.mp4.log" in capsys.readouterr().err
+    assert contents(tmp_path) == held
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+
+
+def test_a_stream_killed_before_its_first_resume_point_is_begun_anew_by_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its log may lack events of the schedule, which is no reason to refuse them."""
+    out, cut = tmp_path / "a.mp4", ["--hard-cut-at", "2s"]
+    log = StreamLog(tmp_path / ".a.mp4.log")
+    log.append(opened())
+    log.append(Begun(at_s=0.0, prompt="a red circle"))
+    log.close()
+    assert main([*SHORT, *cut, "--out", str(out), "--resume"]) == 0
+    assert "has no stream to resume; starting anew" in capsys.readouterr().err
 
 
 def test_after_a_resume_every_chunk_counts_in_every_stage(tmp_path: Path) -> None:
