@@ -168,15 +168,15 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
         tp_degree=opened.tp_degree if namespace.tp is None else namespace.tp,
     )
     num_chunks = _num_replayable(stream)
+    if num_chunks == 0 and any(done.latents is None for done in stream.finished.values()):
+        raise UserInputError(
+            f"{namespace.recording} holds no latents to compare with; replay one that "
+            "scope-rt stream --record wrote"
+        )
     if num_chunks == 0:
         raise UserInputError(
             f"the recording {namespace.recording} has no finished chunk of the stream's first "
             "start, so there is nothing to compare; record a longer stream"
-        )
-    if any(finished.latents is None for finished in stream.finished.values()):
-        raise UserInputError(
-            f"{namespace.recording} holds no latents to compare with; replay one that "
-            "scope-rt stream --record wrote"
         )
     same_degree = {opening.tp_degree for opening in stream.openings} == {topology.tp_degree}
     if not same_degree and opened.dtype is not DType.FLOAT32:
@@ -318,9 +318,11 @@ def _event(control: Control) -> ScheduledEvent:
 
 
 def _num_replayable(stream: StreamHistory) -> int:
-    """Chunks up to the last finished one before the first of which nothing is known."""
+    """Chunks up to the last finished one before the first of which nothing is known, or whose
+    latents found no room on the disk."""
+    without = {index for index, done in stream.finished.items() if done.latents is None}
     num_planned = 0
-    while num_planned in stream.envelopes:
+    while num_planned in stream.envelopes and num_planned not in without:
         num_planned += 1
     return max((index + 1 for index in stream.finished if index < num_planned), default=0)
 

@@ -263,6 +263,18 @@ def test_a_log_without_latents_is_refused(recording: Path, tmp_path: Path) -> No
         replay(changed(recording, tmp_path / "b.scope", without))
 
 
+def test_a_recording_whose_latents_found_no_room_is_replayed_up_to_there(
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_from_4(record: Record, blob: bytes) -> tuple[Record, bytes]:
+        if isinstance(record, Finished) and record.chunk_index >= 4:
+            return replace(record, latents=None), b""
+        return record, blob
+
+    assert replay(changed(recording, tmp_path / "b.scope", full_from_4)) == 0
+    assert "compared   4 chunks" in capsys.readouterr().out
+
+
 def test_only_fp32_is_compared_across_tp_degrees(recording: Path, tmp_path: Path) -> None:
     def halves(record: Record, blob: bytes) -> tuple[Record, bytes]:
         if isinstance(record, Opened):
