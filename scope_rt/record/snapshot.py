@@ -4,13 +4,13 @@
     DIGEST        the bytes of one tensor, named by their BLAKE2b-128; zeros at its end are left out
 
 New tensors are written first, then `state` is replaced, then tensors that it no longer names are
-removed. A tensor that was saved before is recognised by its identity and costs nothing, so tensors
-must never be changed in place.
+removed. A tensor that was saved before is recognised by its identity and is neither hashed nor
+written again, unless its file is gone; so tensors must never be changed in place.
 """
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -113,7 +113,7 @@ class SnapshotStore:
         rules = _rules(Leaf(lower=partial(self._lower, tensors, new), lift=_refuse_lift))
         packed = msgpack.packb({"header": to_plain(header, rules), "state": to_plain(state, rules)})
         content = _checksum(packed) + packed
-        named = {saved.digest for _, saved in tensors.values()}
+        named = {saved.digest: tensor for tensor, saved in tensors.values()}
         save = self._wanted = object()
         try:
             written = self._disk.submit(self._write, save, new, content, named)
@@ -217,19 +217,25 @@ class SnapshotStore:
         return tensor
 
     def _write(
-        self, save: object, new: Mapping[str, memoryview], content: bytes, named: set[str]
+        self,
+        save: object,
+        new: Mapping[str, memoryview],
+        content: bytes,
+        named: Mapping[str, Tensor],
     ) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for digest, raw in new.items():
-            self._replace(save, digest, raw)
+        for digest, tensor in named.items():
+            # Whoever tidies old files away must not leave a state that names what is gone.
+            if digest in new or not (self.folder / digest).exists():
+                self._replace(save, digest, new.get(digest) or _bytes_of(tensor))
         self._replace(save, _STATE, memoryview(content))
         if save is self._wanted:
             before = {saved.digest for _, saved in self._saved.values()}
             if self._is_tidy:
-                for digest in before - named:
+                for digest in before - named.keys():
                     (self.folder / digest).unlink(missing_ok=True)
             else:
-                self._sweep(named)
+                self._sweep(named.keys())
                 self._is_tidy = True
 
     def _replace(self, save: object, name: str, content: memoryview) -> None:
@@ -254,7 +260,7 @@ class SnapshotStore:
             if not is_replaced:
                 partial_path.unlink(missing_ok=True)
 
-    def _sweep(self, named: frozenset[str] | set[str]) -> None:
+    def _sweep(self, named: Set[str]) -> None:
         """Remove what the state does not name: an earlier process may have been killed."""
         for path in self.folder.iterdir():
             if path.name not in {*named, _STATE} and _OURS.fullmatch(path.name):

@@ -121,6 +121,18 @@ def test_a_tensor_that_was_saved_or_loaded_before_is_not_written_again(tmp_path:
     assert all(kept.get(path, inode) == inode for path, inode in there.items())
 
 
+def test_a_tensor_whose_file_was_tidied_away_is_written_again(tmp_path: Path) -> None:
+    """A cleaner of old files finds a sink or a prompt, which no later save would touch."""
+    store = saved(tmp_path / "s")
+    for path in (tmp_path / "s").iterdir():
+        path.unlink()
+    store.save(HEADER, STATE)
+    loaded = SnapshotStore(tmp_path / "s").load(State)
+    assert loaded is not None
+    assert loaded[1].text is not None
+    assert same(loaded[1].text.embeds, embeds())
+
+
 def test_clearing_leaves_nothing_but_what_is_not_ours(tmp_path: Path) -> None:
     store = saved(tmp_path / "s")
     (tmp_path / "s" / ("0" * 32 + ".partial")).write_bytes(b"left by a killed process")
