@@ -7,6 +7,7 @@ latents, then the log as a whole, which then ends at its last whole record.
 """
 
 import fcntl
+import logging
 import os
 import threading
 from collections import deque
@@ -30,6 +31,8 @@ from scope_contracts.log_records import (
 )
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.faults import FaultPoint, Faults, NoFaults
+
+_LOG = logging.getLogger(__name__)
 
 
 class Log(Protocol):
@@ -200,6 +203,7 @@ class StreamLog:
             f"({reason}), so it can be resumed and not replayed; free disk space or choose "
             "another file"
         )
+        _LOG.warning("%s", self.latents_failure)
         try:
             if self._file is not None:
                 os.ftruncate(self._file, self._end)
@@ -219,6 +223,7 @@ class StreamLog:
             )
             if self._file is not None:  # after a write that stalled, this comes when that does
                 self._disk.submit(_truncate, self._file, self._end)
+        _LOG.warning("%s", self.failure)
 
     def _release(self) -> None:
         with self._lock:

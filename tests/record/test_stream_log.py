@@ -1,6 +1,7 @@
 """Whatever happens to its file, a stream log keeps whole records and never ends the stream."""
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -89,8 +90,13 @@ def test_a_full_disk_costs_latents_first_and_the_log_can_still_be_resumed(tmp_pa
 
 @pytest.mark.parametrize(("full_at", "num_records"), [((4,), 3), ((5, 6), 4)])
 def test_a_full_disk_ends_the_log_at_a_whole_record_and_not_the_stream(
-    tmp_path: Path, full_at: tuple[int, ...], num_records: int
+    tmp_path: Path,
+    full_at: tuple[int, ...],
+    num_records: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(logging.getLogger("scope_rt"), "propagate", True)
     path = tmp_path / "a.scope"
     log = StreamLog(path, record_latents=True, faults=FullAt(*full_at))
     log_chunks(log, 4)
@@ -102,6 +108,7 @@ def test_a_full_disk_ends_the_log_at_a_whole_record_and_not_the_stream(
     assert log.failure is not None
     assert f"{path} ended after {offset} bytes (No space left on device)" in log.failure
     assert "\n" not in log.failure
+    assert log.failure in caplog.messages, "whoever operates the stream was not told"
 
 
 def test_a_record_that_fits_only_in_part_is_taken_back(tmp_path: Path) -> None:
