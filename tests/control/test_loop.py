@@ -170,7 +170,7 @@ def test_after_a_resume_point_that_could_not_be_saved_another_stream_can_begin(
     """The chunk that nobody got must not keep its place in the pipeline."""
 
     def refuse(*arguments: object, **options: object) -> None:
-        raise CheckpointError("the disk is full")
+        raise SnapshotError("the disk is full")
 
     points = MemoryResumePoints()
     loop = loop_over(MemoryMesh(), max_in_flight=1, resume_points=points)
@@ -178,7 +178,7 @@ def test_after_a_resume_point_that_could_not_be_saved_another_stream_can_begin(
     next(stream)
     with monkeypatch.context() as patch:
         patch.setattr(points, "save", refuse)
-        with pytest.raises(CheckpointError, match="the disk is full"):
+        with pytest.raises(SnapshotError, match="the disk is full"):
             next(stream)
     loop.inbox.post(CUT)
     loop.begin()
