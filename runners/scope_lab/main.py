@@ -23,6 +23,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "bench_stream": Experiment("scope_lab.bench_stream", "frames/s of every part of a stream"),
     "eval_tiny": Experiment("scope_lab.tiny.evaluate", "the embedded model as a viewer sees it"),
     "fuzz": Experiment("scope_lab.fuzz.run", "hostile bytes for every decoder"),
+    "kill_stream": Experiment(
+        "scope_lab.kill_stream", "a stream killed at every change of its disk, and resumed"
+    ),
     "kv_bench": Experiment("scope_lab.kv_bench.run", "bytes, speed and quality of every KV cache"),
     "kv_cache_proof": Experiment("scope_lab.kv_proof", "why a cache changes nothing, in numbers"),
     "parity": Experiment("scope_lab.parity", "a recorded rollout of a public model's own code"),

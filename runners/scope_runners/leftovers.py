@@ -23,6 +23,7 @@ def check_nothing_is_lost(job: StreamJob, *, resumes: bool) -> None:
         UserInputError: naming what to change, also where `--resume` means another stream.
     """
     files, header = job.files, SnapshotStore(job.files.snapshot).header()
+    _check_no_earlier_version(files)
     log = _log_of(files, header)
     history = read_history(log)
     num_chunks = len(history.durable if header is None else history.finished)
@@ -51,6 +52,17 @@ def check_nothing_is_lost(job: StreamJob, *, resumes: bool) -> None:
         raise UserInputError(
             f"--record {files.record} is there already; choose another file, or delete it"
         )
+
+
+def _check_no_earlier_version(files: OutputFiles) -> None:
+    """Refuse where an earlier version left an unfinished stream, whose chunks would be lost."""
+    for kind in ("journal", "checkpoint"):
+        path = files.video.with_name(f".{files.video.name}.{kind}")
+        if path.exists():
+            raise UserInputError(
+                f"{files.video} is an unfinished stream of an earlier version, which this one "
+                f"cannot resume; resume it with that version, or to start anew, delete {path}"
+            )
 
 
 def is_finished(history: StreamHistory, header: SnapshotHeader | None, files: OutputFiles) -> bool:

@@ -91,14 +91,14 @@ def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int
             f"RANK is {environment.rank} of {environment.world_size} processes; unset RANK, or "
             "start all ranks with torchrun"
         )
-    if not environment.launched:
+    if environment.rank == 0:
         check_outputs(job)
+    if not environment.launched:
         check_nothing_is_lost(job, resumes=request.resume)
     if request.trace is not None:
         instruments = replace(instruments, trace=TraceRecorder(environment.rank))
     if environment.rank == 0:
         _LOG.info("settings: %s", job.setup.config.in_effect())
-        check_outputs(job)
         return control(job, StreamSession(job.setup, instruments=instruments), started_s=started_s)
     return _serve(job, instruments)
 

@@ -134,9 +134,9 @@ class StreamLog:
         of the stream, and where the disk is `_MOST_WAITING` records behind. Once `failure` is set,
         it does nothing.
         """
-        if self.failure is not None or self._file is None:
-            return
         with self._lock:
+            if self.failure is not None or self._file is None:
+                return
             self._waiting.append(self._disk.submit(self._write, record, blob))
             while self._waiting and self._waiting[0].done():
                 self._waiting.popleft()
@@ -228,8 +228,9 @@ class StreamLog:
     def _release(self) -> None:
         with self._lock:
             file, self._file = self._file, None
+            if file is not None:
+                self._disk.submit(os.close, file)  # after a write that may still be under way
         if file is not None:
-            self._disk.submit(os.close, file)  # after a write that may still be under way
             self._disk.settle(timeout_s=_CLOSE_TIMEOUT_S)
             self._disk.shutdown()
 

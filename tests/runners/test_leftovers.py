@@ -449,3 +449,15 @@ def test_a_flipped_bit_in_what_was_left_is_named_and_not_published(
     assert "the video to resume is damaged (" in said
     assert "are others); to start anew, delete" in said
     assert out.read_bytes() == published
+
+
+@pytest.mark.parametrize("kind", ["journal", "checkpoint"])
+def test_an_unfinished_stream_of_an_earlier_version_is_not_replaced(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = tmp_path / f".a.mp4.{kind}"
+    left.write_bytes(b"of another version")
+    out = ["--out", str(tmp_path / "a.mp4"), "--seconds", "1"]
+    assert main(["stream", "--prompt", "a red circle", *out]) == 2
+    assert f"delete {left}" in capsys.readouterr().err
+    assert left.exists()
