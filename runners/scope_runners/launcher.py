@@ -80,7 +80,8 @@ def launch_attempts(
     `on_event` is called with the number of the attempt and which rank started or ended.
 
     Returns the exit code of the last attempt's first failing rank; one that a signal ended counts
-    as 128 + signal, as in a shell.
+    as 128 + signal, as in a shell; one that was ended because a person asked for it, as 128 + the
+    signal of that person.
     """
     logs.set_up(source="launcher")
     store = host_store()

@@ -179,18 +179,25 @@ class RankGroup:
             _LOG.warning("rank %d ended by %s; stopping the other ranks", end.rank, name)
 
     def _failure(self, *, is_final: bool) -> Failure | None:
-        """What ended the attempt: a signal from outside rather than what others made of it."""
+        """What ended the attempt: a signal from outside rather than what others made of it.
+
+        Ranks that were ended because a person asked for it count as ended by that signal.
+        """
         if self._running:
-            return Failure(rank=min(self._running), code=128 + signal.SIGKILL, is_final=True)
+            code = 128 + (self._stopped_by or signal.SIGKILL)
+            return Failure(rank=min(self._running), code=code, is_final=True)
         if not self._failed:
             return None
         unprompted = self._failed[: self._num_unprompted]
         killed = [end for end in unprompted if end.code < 0]
         cause = (killed or self._failed)[0]
         obeyed = cause.code == BAD_INPUT or cause.code > 128
+        code = cause.code if cause.code > 0 else 128 - cause.code
+        if cause.code < 0 and not killed and self._stopped_by is not None:
+            code = 128 + self._stopped_by
         return Failure(
             rank=cause.rank,
-            code=cause.code if cause.code > 0 else 128 - cause.code,
+            code=code,
             is_final=is_final or obeyed or self._stopped_by is not None,
         )
 

@@ -42,7 +42,8 @@ def main(argv):
     word = os.environ.get("WORD", words[min(attempt, len(words) - 1)])
     told = []
     if word == "deaf":
-        signal.signal(signal.SIGTERM, lambda signum, frame: note("SIGTERM"))
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, lambda signum, frame: note(signal.Signals(signum).name))
     if word == "conclude":
         signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
     if word == "orderly":
@@ -215,12 +216,24 @@ def test_a_signal_ignored_at_start_ends_nothing() -> None:
     assert launcher.launch_attempts("obey", lambda _: attempt, on_event=hang_up) == 9
 
 
-def test_a_second_ctrl_c_ends_everything_at_once(folder: Path) -> None:
-    timer = signal_when_started(folder, signal.SIGTERM, num_ranks=1, is_repeated=True)
-    code, elapsed_s = launch("deaf")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_everything_at_once_with_the_code_of_that_signal(
+    folder: Path, signum: signal.Signals
+) -> None:
+    timer = signal_when_started(folder, signum, num_ranks=2, is_repeated=True)
+    code, elapsed_s = launch("deaf", "deaf")
     timer.join()
-    assert code == 128 + signal.SIGKILL
+    assert code == 128 + signum, "137 would read as out of memory"
     assert elapsed_s < TERMINATE_S
+
+
+def test_a_rank_that_was_killed_during_an_orderly_end_is_told_from_one_that_we_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_group, "ORDERLY_END_S", 10_000.0)
+    timer = signal_when_started(folder, signal.SIGTERM, num_ranks=2)
+    assert launch("conclude", "mourn")[0] == 128 + signal.SIGKILL
+    timer.join()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGHUP])
@@ -369,7 +382,7 @@ def signal_when_started(
     def send() -> None:
         wait_for(lambda: len(list(folder.glob("*.started"))) == num_ranks)
         os.kill(os.getpid(), signum)
-        if is_repeated and wait_for((folder / "rank0.SIGTERM").exists):
+        if is_repeated and wait_for((folder / f"rank0.{signum.name}").exists):
             os.kill(os.getpid(), signum)  # not before: two signals that wait are one
 
     thread = threading.Thread(target=send)
