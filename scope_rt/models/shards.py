@@ -40,8 +40,8 @@ def check_degree(config: CausalWanConfig, tp_degree: int) -> None:
     if tp_degree not in fits:
         choices = ", ".join(map(str, fits))
         raise UserInputError(
-            f"tp {tp_degree} does not divide the model's {config.num_attention_heads} heads; "
-            f"choose one of {choices}"
+            f"tp {tp_degree} does not divide the model's {config.num_attention_heads} heads and "
+            f"{config.ffn_dim} feed-forward channels; choose one of {choices}"
         )
 
 

@@ -22,7 +22,7 @@ PROMPT = ["--prompt", "a red circle"]
         ([*PROMPT, "--width", "0"], "width 0 is not a positive multiple of 16; try 16"),
         (
             [*PROMPT, "--plan", "tp_v1_1", "--tp", "3"],
-            "tp 3 does not divide the model's 4 heads; choose one of 1, 2, 4",
+            "tp 3 does not divide the model's 4 heads and 512 feed-forward channels",
         ),
         ([*PROMPT, "--tp", "2"], "use tp 1 or plan tp_v1_1, not tp 2"),
         ([*PROMPT, "--plan", "pp1", "--tp", "0"], "--tp"),
