@@ -12,7 +12,9 @@ from pathlib import Path
 
 from scope_contracts.cache_spec import CacheKind
 from scope_contracts.envelope import PlanId
+from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
+from scope_rt.config_values import read_toml
 from scope_rt.topology import RUNNABLE
 from scope_runners.arguments import positive, seed
 from scope_runners.command_parser import CommandParser
@@ -78,10 +80,24 @@ def request_of(namespace: argparse.Namespace) -> StreamRequest:
     arguments = {f.name: given.pop(f.name) for f in fields(StreamRequest) if f.name != "config"}
     settings = {name: given[name] for name in _SETTINGS}
     settings["resume"] = True if given["resume"] else None
+    if given["config"] is not None:
+        _refuse_files_of_the_command(given["config"])
     config = StreamConfig.load(file=given["config"], **settings)
     return StreamRequest(config=config, **arguments)
 
 
+def _refuse_files_of_the_command(file: Path) -> None:
+    recovery = read_toml(file).get("recovery")
+    taken = [name for name in _FILES if isinstance(recovery, dict) and name in recovery]
+    if taken:
+        raise UserInputError(
+            f"{file}: [recovery] {', '.join(taken)}: scope-rt stream names its files itself; "
+            "use --out and --record"
+        )
+
+
+_FILES = ("log", "record_latents", "snapshot")
+"""Settings for Python: in a command they follow from `--out` and `--record`."""
 _SETTINGS = (
     "seed",
     "plan",

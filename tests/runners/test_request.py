@@ -56,6 +56,17 @@ def test_bad_syntax_is_one_sentence_that_names_the_flag(arguments: list[str], na
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("line", ["log = 'x'", "record_latents = true", "snapshot = 'x'"])
+def test_files_that_follow_from_out_and_record_are_refused_in_a_configuration(
+    line: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "stream.toml"
+    path.write_text(f"[recovery]\nmax_restarts = 1\n{line}\n")
+    name = line.split()[0]
+    with pytest.raises(UserInputError, match=rf"\[recovery\] {name}: .*use --out and --record"):
+        parse_stream_request(["--prompt", "p", "--config", str(path)])
+
+
 def test_a_prompt_is_required() -> None:
     with pytest.raises(UserInputError, match="--prompt"):
         parse_stream_request([])
