@@ -147,6 +147,7 @@ class StreamSummary:
     threads: int
     seed: int
     model: str
+    dtype: str
     height: int
     width: int
     fps: int
@@ -210,6 +211,7 @@ def summarise(
         threads=request.threads,
         seed=config.sampling.seed,
         model=config.model.folder,
+        dtype=config.model.dtype,
         height=setup.height,
         width=setup.width,
         fps=fps,
@@ -249,7 +251,7 @@ def table(summary: StreamSummary) -> str:
     first, fps = summary.first_frame, summary.fps
     rows = {
         "stream": f"{summary.plan}, tp {summary.tp}, seed {summary.seed}, model {summary.model}, "
-        f"{summary.width}x{summary.height} at {fps} frames/s",
+        f"{summary.dtype}, {summary.width}x{summary.height} at {fps} frames/s",
         "made": f"{counted(totals.chunks, 'chunk')}, {counted(totals.frames, 'frame')}, "
         f"{totals.video_s:.1f} s of video, {counted(totals.epochs, 'epoch')}, "
         f"{counted(totals.restarts, 'restart')} ({summary.ending})",

@@ -40,7 +40,7 @@ def test_json_is_the_only_output_and_equals_the_file(
     assert summary == json.loads((tmp_path / "a.json").read_text())
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json", "t.json"}
     assert num_frames(out) == summary["totals"]["frames"] == 48
-    assert summary["ending"] == "complete"
+    assert (summary["ending"], summary["dtype"]) == ("complete", "float32")
     assert summary["totals"]["epochs"] == 2
     assert summary["cache"]["visible_frames"] == 3
     assert list(summary["stages"]) == list(STAGES)
@@ -81,13 +81,17 @@ def test_the_table_tells_speed_cache_and_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a.webm"
-    assert main([*SHORT, "--out", str(out), "--hard-cut-at", "9s"]) == 0
+    config = tmp_path / "stream.toml"
+    config.write_text("[model]\ndtype = 'bf16'\n")
+    more = ["--hard-cut-at", "9s", "--config", str(config)]
+    assert main([*SHORT, "--out", str(out), *more]) == 0
     printed = capsys.readouterr()
     for words in (
         "first frame",
         "denoise only",
         "x the stream's own 16",
         "9 of 9",
+        "model tiny, bfloat16, 64x64",
         "p95",
         str(out),
     ):

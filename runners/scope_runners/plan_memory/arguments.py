@@ -32,8 +32,8 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dtype",
         type=_dtype,
-        help=f"of weights and rows (default: {STREAM_DTYPE}, which `scope-rt stream` runs; for "
-        "language models bfloat16)",
+        help=f"of weights and rows (default: {STREAM_DTYPE}, as of `scope-rt stream`; for language "
+        "models bfloat16)",
     )
     add(
         "--kv-cache",

@@ -89,7 +89,10 @@ def table(report: MemoryReport) -> str:
         f"{report.bytes_per_sequence / 1e6:,.1f} MB a sequence",
     ]
     if report.is_stream and report.dtype is not STREAM_DTYPE:
-        lines.append(f"scope-rt stream runs {STREAM_DTYPE} only so far; this plans {report.dtype}")
+        lines.append(
+            f"scope-rt stream runs {STREAM_DTYPE} unless [model] dtype of --config says otherwise; "
+            f"this plans {report.dtype}"
+        )
     for part in report.ranks:
         lines += _rank_lines(part, report.available_bytes)
     lines.append("(~ is an estimate)")

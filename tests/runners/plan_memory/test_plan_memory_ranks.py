@@ -63,14 +63,14 @@ def test_the_dtype_is_the_one_that_a_stream_runs(
     assert report("--model tiny", capsys)["dtype"] == opened["dtype"]
 
 
-def test_another_dtype_than_a_streams_is_reported_as_planned_only(
+def test_another_dtype_than_a_streams_default_comes_with_where_a_stream_is_given_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for dtype, is_said in (("float32", False), ("bfloat16", True)):
         main(["plan-memory", "--model", "krea-14b", "--dtype", dtype])
         shown = capsys.readouterr().out
         assert f"krea-14b, {dtype}, " in shown
-        assert ("scope-rt stream runs float32 only so far" in shown) is is_said
+        assert ("float32 unless [model] dtype of --config says" in shown) is is_said
 
 
 def test_a_control_rank_that_does_not_fit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
