@@ -43,6 +43,8 @@ class Recovery:
         self._config = config
         self._store = None if config.snapshot is None else SnapshotStore(config.snapshot)
         self.resumed = self._found() if self._store is not None else None
+        self.may_replace = config.resume is False
+        """Whether a stream that is there and is not resumed may be lost."""
         self._log: Log = NullLog()
 
     @property
@@ -96,12 +98,15 @@ class Recovery:
         """Begin the log anew, or continue that of the stream to resume; then say who opened it.
 
         Raises:
-            UserInputError: the file cannot be written or resumed, or another process writes it.
+            UserInputError: the file cannot be written or resumed, another process writes it, or an
+                earlier stream would be lost.
             SnapshotError: an earlier snapshot cannot be removed.
         """
         if self._config.log is None:
             return
         resumed = self.resumed
+        if resumed is None and not self.may_replace:
+            self._check_nothing_is_lost()
         self._log = StreamLog(
             self._log_path,
             record_latents=self.records_latents,
@@ -127,6 +132,27 @@ class Recovery:
         self._log.append(Begun(at_s=time.time(), prompt=prompt))
         for event in schedule:
             self._log.append(scheduled_record(event))
+
+    def _check_nothing_is_lost(self) -> None:
+        """Refuse to replace a stream that is there, unless this run's last start left it."""
+        store, log = self._store, self._log_path
+        header = None if store is None else store.header()
+        if store is not None and header is not None and header.next_chunk_index > 0:
+            raise UserInputError(
+                f"the snapshot {store.folder} is of a stream of {header.next_chunk_index} chunks; "
+                f"resume=True continues it; to start anew, delete {store.folder} and {header.log}, "
+                "or give resume=False"
+            )
+        if self._setup.environment.attempt or (store is not None and self._config.resume):
+            return
+        # A crash may come between the first chunk and its snapshot: that is no stream to keep.
+        num_chunks = len(read_history(log).finished)
+        if num_chunks > (0 if store is None else 1):
+            raise UserInputError(
+                f"stream log {log}: is there already, of a stream of {num_chunks} chunks without a "
+                "snapshot to resume it from; choose another file, or to replace it, delete it or "
+                "give resume=False"
+            )
 
     @property
     def _log_path(self) -> Path:

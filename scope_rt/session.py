@@ -145,12 +145,15 @@ class StreamSession:
         """The stream's log; one that writes nothing before `stream`, and where none is kept."""
         return NullLog() if self._recovery is None else self._recovery
 
-    def take_log(self) -> Log:
+    def take_log(self, *, may_replace: bool = False) -> Log:
         """The stream's log for who appends to it after this session, such as a video's writer.
 
-        The session leaves it open then; who took it closes it.
+        The session leaves it open then; who took it closes it. `may_replace`: who took it has
+        looked at what an earlier stream left, which is not asked about again.
         """
         self._closes_log = False
+        if self._recovery is not None and may_replace:
+            self._recovery.may_replace = True
         return self.log
 
     def stream(
@@ -172,8 +175,9 @@ class StreamSession:
         session there is closed, and yields nothing.
 
         Raises:
-            UserInputError: a prompt cannot be read, the log cannot be written, or this session is
-                closed; nothing was started, and an earlier stream's snapshot is as it was.
+            UserInputError: a prompt cannot be read, the log cannot be written, it or the snapshot
+                is of an earlier stream that `resume` says nothing about, or this session is
+                closed; nothing was started, and an earlier stream's files are as they were.
             SnapshotError: an earlier stream's snapshot cannot be removed; nothing was started.
             LinkError: while it is iterated: a rank was lost; its name and the chunk are in it.
         """

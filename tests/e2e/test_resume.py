@@ -12,6 +12,7 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
+from scope_rt.record.reader import read_history
 from scope_rt.record.snapshot import look
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
@@ -47,9 +48,11 @@ def whole(folder: Path, *, rebuilt_at: int | None) -> list[Chunk]:
         return list(session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=events))
 
 
-def lost_after(place: Path, folder: Path, *, num_shown: int, num_acknowledged: int) -> list[Chunk]:
+def lost_after(
+    place: Path, folder: Path, *, num_shown: int, num_acknowledged: int, **settings: Any
+) -> list[Chunk]:
     """A stream that ends without a word, its consumer having acknowledged `num_acknowledged`."""
-    session = StreamSession(kept_in(place, folder))
+    session = StreamSession(kept_in(place, folder, **settings))
     shown: list[Chunk] = []
     for chunk in session.stream(
         "a red circle",
@@ -69,6 +72,10 @@ def resumed(place: Path, folder: Path, *, num_acknowledged: int) -> list[Chunk]:
         return list(
             session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: num_acknowledged)
         )
+
+
+def files_of(place: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
 def same(got: Sequence[Chunk], want: Sequence[Chunk]) -> bool:
@@ -154,7 +161,7 @@ def test_the_snapshot_tells_how_far_a_stream_is_and_who_ran_it(
     assert earlier is not None
     assert earlier.next_chunk_index == 4
     monkeypatch.setattr(Rank, "run_id", "another")
-    lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1)
+    lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1, resume=False)
     later = look(tmp_path / "snapshot")
     assert later is not None
     assert (later.run_id, later.next_chunk_index) == ("another", 1)
@@ -166,14 +173,59 @@ def test_a_session_that_is_refused_leaves_the_snapshot_and_a_new_one_removes_it(
 ) -> None:
     snapshot = tmp_path / "snapshot"
     lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1)
-    refused = StreamSession(kept_in(tmp_path, folder, log=tmp_path))
-    with pytest.raises(UserInputError, match=str(tmp_path)):
+    refused = StreamSession(kept_in(tmp_path, folder, log=tmp_path, resume=False))
+    with pytest.raises(UserInputError, match=f"{tmp_path}: "):
         refused.stream("a red circle", num_chunks=1)
     assert look(snapshot) is not None
-    with StreamSession(kept_in(tmp_path, folder)) as session:
+    with StreamSession(kept_in(tmp_path, folder, resume=False)) as session:
         assert look(snapshot) is not None
         session.stream("a red circle", num_chunks=1)
         assert look(snapshot) is None
+
+
+def test_a_stream_is_replaced_only_where_resume_says_so(folder: Path, tmp_path: Path) -> None:
+    lost_after(tmp_path, folder, num_shown=4, num_acknowledged=2)
+    before = files_of(tmp_path)
+    session = StreamSession(kept_in(tmp_path, folder))
+    for _ in range(2):
+        with pytest.raises(UserInputError, match=r"snapshot is of a stream of 4 chunks; resume=T"):
+            session.stream("a red circle", num_chunks=1)
+    session.close()
+    assert files_of(tmp_path) == before
+    with StreamSession(kept_in(tmp_path, folder, resume=False)) as session:
+        assert len(list(session.stream("a red circle", num_chunks=1))) == 1
+    assert len(read_history(tmp_path / "log").finished) == 1
+
+
+@pytest.mark.parametrize("snapshot", [None, "new"])
+def test_a_log_without_its_snapshot_is_replaced_only_where_resume_says_so(
+    folder: Path, tmp_path: Path, snapshot: str | None
+) -> None:
+    lost_after(tmp_path, folder, num_shown=2, num_acknowledged=2, snapshot=None)
+    before = files_of(tmp_path)
+    place = None if snapshot is None else tmp_path / snapshot
+    with (
+        pytest.raises(UserInputError, match=r"log: is there already, of a stream of 2 chunks"),
+        StreamSession(kept_in(tmp_path, folder, snapshot=place)) as session,
+    ):
+        session.stream("a red circle", num_chunks=1)
+    assert files_of(tmp_path) == before
+    with StreamSession(kept_in(tmp_path, folder, snapshot=place, resume=False)) as session:
+        assert len(list(session.stream("a red circle", num_chunks=1))) == 1
+
+
+def test_a_log_that_a_crash_left_before_the_first_snapshot_is_replaced(
+    folder: Path, tmp_path: Path
+) -> None:
+    lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1, snapshot=None)
+    with StreamSession(kept_in(tmp_path, folder)) as session:
+        assert len(list(session.stream("a red circle", num_chunks=1))) == 1
+
+
+def test_a_second_stream_of_one_session_is_no_other_stream(folder: Path, tmp_path: Path) -> None:
+    with StreamSession(kept_in(tmp_path, folder)) as session:
+        for _ in range(2):
+            assert len(list(session.stream("a red circle", num_chunks=2))) == 2
 
 
 def test_a_consumer_that_lost_chunks_is_told_to_start_anew(folder: Path, tmp_path: Path) -> None:
