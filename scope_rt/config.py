@@ -159,6 +159,7 @@ class StreamConfig:
     def of(cls, model: str | Path = "tiny", **settings: Any) -> Self:
         """The configuration with these settings and defaults for all others.
 
+        It reads no environment: a `SCOPE_*` variable changes nothing here. `load` reads it.
         `settings` are the fields of all parts by name: `StreamConfig.of(plan="pp1", tp=2, seed=7)`.
 
         Raises:
