@@ -45,7 +45,8 @@ def test_the_example_decoder_depends_on_as_many_latents_as_its_codec_says(
         decoder.reset()
         for index in range(5 - num_context, 5):
             decoder.decode(latents[:, index : index + 1])
-        return decoder.decode(latents[:, 5:])
+        shown: torch.Tensor = decoder.decode(latents[:, 5:])
+        return shown
 
     assert torch.equal(shown_after(codec.decoder_context_frames), whole[:, -4:])
     assert not torch.equal(shown_after(codec.decoder_context_frames - 1), whole[:, -4:])
