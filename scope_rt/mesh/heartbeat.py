@@ -11,13 +11,15 @@ silence of others, and no rank is named after a single look.
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Self
 
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]  # public by its documentation
 
 from scope_contracts.errors import ContractError, LinkError, LinkTimeoutError, PeerLostError
 from scope_contracts.plain import MAX_STRING_BYTES, to_plain
@@ -71,6 +73,34 @@ class Failure:
         return from_canonical(cls, data, decode_plain(data))
 
 
+class _Connection:
+    """A connection to the store, until a call on it fails.
+
+    The answer to a call that timed out may come later, and would be read as that to the next call.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._is_lost = store, False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def use(self) -> Iterator[Store]:
+        """For one question. Raises `DistNetworkError` where one has failed before."""
+        with self._lock:
+            if self._is_lost:
+                raise dist.DistNetworkError("an earlier call of the store failed")
+            try:
+                yield self._store
+            except dist.DistError:
+                self._is_lost = True
+                raise
+
+    def add(self, key: str, amount: int) -> int:
+        """As of `Store`."""
+        with self.use() as store:
+            return store.add(key, amount)
+
+
 class Heartbeat:
     """This rank's sign of life, and what it knows of the others'."""
 
@@ -90,7 +120,7 @@ class Heartbeat:
             LinkTimeoutError: the store does not answer.
         """
         self._interval_s, self._patience_s = bound_s / BEATS_PER_BOUND, bound_s * _PATIENCE
-        self._store = meeting.connect(timeout_s=self._patience_s)
+        self._store = _Connection(meeting.connect(timeout_s=self._patience_s))
         self._point, self._rank, self._bound_s = meeting.point, meeting.rank, bound_s
         self._peers = [peer for peer in range(meeting.world_size) if peer != meeting.rank]
         self._abort, self._is_over = abort, is_over
@@ -133,12 +163,14 @@ class Heartbeat:
     def report(self, failure: LinkError) -> LinkError:
         """The failure that all ranks report: this one, unless another was reported first.
 
-        Blocks for one answer of the store, `_PATIENCE` of the bound at most.
+        Blocks for one answer of the store, or for two where the thread awaits one: `_PATIENCE` of
+        the bound each at most.
         """
         if self._lost is None:
             try:
                 mine: Any = Failure.of(failure).encode()  # the stub says str; bytes are taken too
-                first = self._store.compare_set(_FAILURE, "", mine)
+                with self._store.use() as store:
+                    first = store.compare_set(_FAILURE, "", mine)
             except dist.DistError:  # the store is gone too
                 self._lost = failure
             else:
@@ -152,8 +184,10 @@ class Heartbeat:
         """
         if self._lost is None:
             try:
-                if self._store.check([_FAILURE]):
-                    self._lost = _error(self._store.get(_FAILURE))
+                with self._store.use() as store:
+                    reported = store.get(_FAILURE) if store.check([_FAILURE]) else None
+                if reported is not None:
+                    self._lost = _error(reported)
             except dist.DistError:  # the store is gone too
                 return symptom
         return self._lost or symptom

@@ -115,6 +115,22 @@ def test_a_store_that_was_stopped_after_the_meeting_is_not_waited_for() -> None:
             os.kill(process.pid, signal.SIGCONT)
 
 
+def test_no_late_answer_of_a_store_is_read_as_the_answer_to_a_later_question() -> None:
+    with store_elsewhere() as (process, point):
+        pulse = Pulse.of(meet_two(point)[0])
+        pulse.heartbeat.start()
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGSTOP)
+        assert pulse.aborted.wait(6 * BOUND_S)
+        pulse.heartbeat.stop()
+        os.kill(process.pid, signal.SIGCONT)  # it answers what it was asked meanwhile
+        time.sleep(0.3)
+        pulse.heartbeat._lost = None  # as for a main thread that asks before the other one is done
+        symptom = closed_by([1])
+        assert pulse.heartbeat.cause_of(symptom) is symptom
+        assert pulse.heartbeat.report(symptom) is symptom
+
+
 class SlowStore:
     """Answers every call after `latency_s`; nobody but the caller ever beats in it."""
 
