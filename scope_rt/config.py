@@ -28,12 +28,23 @@ def _setting(
     variable: str | None = None,
     name: str | None = None,
     bounds: Bounds | None = None,
+    by_variable_only: bool = False,
 ) -> Any:
-    """A field with its `SCOPE_*` variable; `name` is its argument where that has another name."""
-    return field(default=default, metadata={"variable": variable, "name": name, "bounds": bounds})
+    """A field with its `SCOPE_*` variable; `name` is its argument where that has another name.
+
+    One `by_variable_only` is no setting of a file or of `of`.
+    """
+    metadata = {
+        "variable": variable,
+        "name": name,
+        "bounds": bounds,
+        "by_variable_only": by_variable_only,
+    }
+    return field(default=default, metadata=metadata)
 
 
 _POSITIVE = Bounds(least=1)
+_FACTOR = Bounds(above=1, most=LONGEST_WAIT_S, or_zero=True)
 _WAIT = Bounds(above=0, most=LONGEST_WAIT_S, unit="seconds")
 
 
@@ -79,9 +90,7 @@ class MeshConfig(_Part):
     """Whether conditioning travels with every chunk, to be compared with what the mesh holds."""
     allow_compile: bool = _setting(False, variable="SCOPE_TP_ALLOW_COMPILE")
     """Not supported yet."""
-    slow_rank_factor: float = _setting(
-        0.0, variable="SCOPE_SLOW_RANK_FACTOR", bounds=Bounds(least=0, most=LONGEST_WAIT_S)
-    )
+    slow_rank_factor: float = _setting(0.0, variable="SCOPE_SLOW_RANK_FACTOR", bounds=_FACTOR)
     """How many times slower than the others a rank may be; 0 never objects."""
     heartbeat_timeout_s: float = _setting(10.0, variable="SCOPE_HEARTBEAT_TIMEOUT_S", bounds=_WAIT)
     """Within this a rank that gives no sign of life is named."""
@@ -91,9 +100,11 @@ class MeshConfig(_Part):
     """Bound of every transfer, every collective, and of rank0's wait for a chunk."""
     idle_timeout_s: float = _setting(3600.0, variable="SCOPE_IDLE_TIMEOUT_S", bounds=_WAIT)
     """How long a mesh rank waits for its next envelope before it gives up on rank0."""
-    environment_plan: str | None = _setting(None, variable="SCOPE_TP_PLAN")
+    environment_plan: str | None = _setting(None, variable="SCOPE_TP_PLAN", by_variable_only=True)
     """The plan that the environment asks for; it must not contradict `plan` on any rank."""
-    environment_pipelined: bool | None = _setting(None, variable="SCOPE_PP_ENABLED")
+    environment_pipelined: bool | None = _setting(
+        None, variable="SCOPE_PP_ENABLED", by_variable_only=True
+    )
     """Whether the environment asks for a pipelined plan; the same holds."""
 
 
@@ -165,7 +176,7 @@ class StreamConfig:
         Raises:
             UserInputError: a name is unknown, or a value cannot be used; the sentence says which.
         """
-        return cls._from_values({"model": model} | settings, Origin.ARGUMENT)
+        return cls._from_values(_known({"model": model} | settings))
 
     @classmethod
     def load(
@@ -189,22 +200,25 @@ class StreamConfig:
         env = os.environ if environ is None else environ
         refuse_unknown_variables(env, variables())
         settings = ({} if file is None else _from_file(file)) | _from_environment(env)
-        return cls._from_values(settings | given, Origin.ARGUMENT)
+        return cls._from_values(settings | _known(given))
 
     @classmethod
-    def _from_values(cls, values: Mapping[str, Any], origin: Origin) -> Self:
+    def _from_values(cls, values: Mapping[str, Any]) -> Self:
         places = _places()
         parts: dict[str, dict[str, Any]] = {part.name: {} for part in fields(cls)}
         for name, value in values.items():
-            if name not in places:
-                raise UserInputError(unknown_name(name, places, "setting"))
             part, setting = places[name]
-            parts[part][setting.name] = converted(name, value, setting.type, origin)
+            parts[part][setting.name] = converted(name, value, setting.type, Origin.ARGUMENT)
         return cls(**{name: _PARTS[name](**settings) for name, settings in parts.items()})
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by the name of its argument: `StreamConfig.of(**settings)` is this one."""
+        """Every setting by the name of its argument: `StreamConfig.of(**settings)` is this one,
+        but for what the environment alone asks for."""
+        return {name: value for name, value in self._values.items() if name in _settable()}
+
+    @property
+    def _values(self) -> dict[str, Any]:
         return {
             name: getattr(getattr(self, part), setting.name)
             for name, (part, setting) in _places().items()
@@ -212,13 +226,13 @@ class StreamConfig:
 
     def with_settings(self, **settings: Any) -> Self:
         """The same but for these."""
-        return self._from_values(self.settings | settings, Origin.ARGUMENT)
+        return self._from_values(self._values | _known(settings))
 
     def in_effect(self) -> str:
         """What differs from the defaults, in one line: `plan=pp1 tp=2 seed=7`; without files."""
-        defaults = StreamConfig().settings | {"log": self.recovery.log}
+        defaults = StreamConfig()._values | {"log": self.recovery.log}
         defaults |= {"snapshot": self.recovery.snapshot}
-        changed = {n: v for n, v in self.settings.items() if v != defaults[n]}
+        changed = {n: v for n, v in self._values.items() if v != defaults[n]}
         return " ".join(f"{name}={value}" for name, value in changed.items()) or "all defaults"
 
 
@@ -240,6 +254,20 @@ def _places() -> dict[str, tuple[str, "Field[Any]"]]:
     }
 
 
+def _settable() -> dict[str, tuple[str, "Field[Any]"]]:
+    """Those of `_places` that a person may give by name."""
+    return {n: place for n, place in _places().items() if not place[1].metadata["by_variable_only"]}
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`; raises `UserInputError` for a name that is no setting."""
+    settable = _settable()
+    for name in values:
+        if name not in settable:
+            raise UserInputError(unknown_name(name, settable, "setting"))
+    return dict(values)
+
+
 def variables() -> dict[str, str]:
     """The name of the setting that each `SCOPE_*` variable gives."""
     return {
@@ -259,7 +287,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    places = {(part, setting.name): name for name, (part, setting) in _places().items()}
+    places = {(part, setting.name): name for name, (part, setting) in _settable().items()}
     found = {}
     for part, table in read_toml(path).items():
         if part not in _PARTS:
@@ -271,6 +299,8 @@ def _from_file(path: Path) -> dict[str, Any]:
                 known = [name for place, name in places if place == part]
                 raise UserInputError(f"{path}: [{part}] {unknown_name(key, known, 'setting')}")
             name = places[part, key]
-            kind = _places()[name][1].type
-            found[name] = converted(f"{path}: [{part}] {key}", value, kind, Origin.FILE)
+            setting, label = _places()[name][1], f"{path}: [{part}] {key}"
+            found[name] = converted(label, value, setting.type, Origin.FILE)
+            if setting.metadata["bounds"] is not None:
+                setting.metadata["bounds"].check(label, found[name])
     return found

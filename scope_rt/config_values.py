@@ -52,11 +52,12 @@ def converted(name: str, value: object, kind: Any, origin: Origin) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a number must lie between; `above` excludes its own value."""
+    """What a number must lie between; `above` excludes its own value, and `or_zero` adds 0."""
 
     least: float | None = None
     above: float | None = None
     most: float | None = None
+    or_zero: bool = False
     unit: str = ""
 
     def check(self, name: str, value: float | None) -> None:
@@ -70,10 +71,11 @@ class Bounds:
         low = f"above {self.above:g}" if self.above is not None else f"at least {self.least:g}"
         high = "" if self.most is None else f" and at most {self.most:g}"
         unit = f" {self.unit}" if self.unit else ""
-        raise UserInputError(f"{name}: got {value!r}, want a number {low}{high}{unit}")
+        zero = "0 or " if self.or_zero else ""
+        raise UserInputError(f"{name}: got {value!r}, want {zero}a number {low}{high}{unit}")
 
     def _holds(self, value: float) -> bool:
-        return (
+        return (self.or_zero and value == 0) or (
             (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
             and (self.most is None or value <= self.most)

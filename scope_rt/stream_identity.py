@@ -50,7 +50,9 @@ def check_environment(setup: StreamSetup) -> None:
     if mesh.environment_pipelined not in (None, setup.topology.pipelined):
         raise UserInputError(f"SCOPE_PP_ENABLED contradicts plan {plan}; unset the variable")
     if mesh.allow_compile:
-        raise UserInputError("SCOPE_TP_ALLOW_COMPILE is not supported yet; unset it")
+        raise UserInputError(
+            "allow_compile (SCOPE_TP_ALLOW_COMPILE) is not supported yet; leave it out"
+        )
 
 
 def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:

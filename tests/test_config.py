@@ -11,6 +11,7 @@ from scope_contracts.errors import UserInputError
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import StreamConfig, variables
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.stream_identity import check_environment
 from scope_rt.stream_setup import StreamSetup
 from tests.tiny_folder import write_tiny_folder
 
@@ -42,8 +43,6 @@ OTHERS: dict[str, Any] = {
     "start_timeout_s": 2.5,
     "group_timeout_s": 3.5,
     "idle_timeout_s": 4.5,
-    "environment_plan": "pp1",
-    "environment_pipelined": True,
     "kv_cache": "paged",
     "kv_cache_attention_bias": 0.5,
     "recompute": "r1",
@@ -106,6 +105,12 @@ def test_a_dtype_may_be_named_as_people_name_it(dtype: object) -> None:
             {"group_timeout_s": 0.0},
             r"group_timeout_s \(SCOPE_GROUP_TIMEOUT_S\): got 0.0, .*seconds",
         ),
+        (
+            {"slow_rank_factor": 0.9},
+            r"slow_rank_factor \(SCOPE_SLOW_RANK_FACTOR\): got 0.9, want 0 or a number above 1",
+        ),
+        ({"environment_plan": "pp1"}, "'environment_plan' is no setting"),
+        ({"environment_pipelined": True}, "'environment_pipelined' is no setting"),
         ({"log": 3}, "log: got 3, want a path"),
         ({"snapshot": "snapshot"}, "snapshot needs a stream log; give log as well"),
     ],
@@ -128,7 +133,16 @@ def test_a_wrong_argument_is_one_sentence_that_names_its_setting(
         ("[model]\nseed = 7", r"\[model\] 'seed' is no setting"),
         ("[sampling]\nseed = '7'", r"\[sampling\] seed: got '7', want a whole number"),
         ("[mesh]\nplan = 'pp9'", r"\[mesh\] plan 'pp9' is unknown; choose one of"),
-        ("[mesh]\ntp = 0", "tp: got 0, want a number at least 1"),
+        ("[mesh]\ntp = 0", r"stream.toml: \[mesh\] tp: got 0, want a number at least 1"),
+        (
+            "[mesh]\ngroup_timeout_s = 0",
+            r"stream.toml: \[mesh\] group_timeout_s: got 0.0, want a number above 0",
+        ),
+        (
+            "[mesh]\nslow_rank_factor = 0.5",
+            r"slow_rank_factor: got 0.5, want 0 or a number above 1",
+        ),
+        ("[mesh]\nenvironment_plan = 'pp1'", "'environment_plan' is no setting"),
         ("[mesh", "is no TOML"),
     ],
 )
@@ -194,7 +208,29 @@ def test_what_is_in_effect_is_what_differs_from_the_defaults() -> None:
 def test_every_variable_gives_one_setting() -> None:
     names = list(variables().values())
     assert len(names) == len(set(names))
-    assert set(names) <= StreamConfig().settings.keys()
+    asked = {"environment_plan", "environment_pipelined"}
+    assert set(names) <= StreamConfig().settings.keys() | asked
+
+
+def test_what_only_the_environment_asks_for_is_kept_with_other_settings() -> None:
+    config = StreamConfig.load(
+        environ={"SCOPE_TP_PLAN": "pp1", "SCOPE_PP_ENABLED": "1"}, plan="pp1"
+    )
+    changed = config.with_settings(seed=6).mesh
+    assert (changed.environment_plan, changed.environment_pipelined) == ("pp1", True)
+
+
+def test_a_slow_rank_factor_may_be_0_or_above_1() -> None:
+    assert StreamConfig.of(slow_rank_factor=0.0).mesh.slow_rank_factor == 0
+    assert StreamConfig.of(slow_rank_factor=1.5).mesh.slow_rank_factor == 1.5
+
+
+def test_what_is_not_supported_is_named_by_its_setting_and_its_variable(tmp_path: Path) -> None:
+    setup = StreamSetup.of(
+        StreamConfig.of(write_tiny_folder(tmp_path), allow_compile=True), LaunchEnvironment()
+    )
+    with pytest.raises(UserInputError, match=r"allow_compile \(SCOPE_TP_ALLOW_COMPILE\) is not"):
+        check_environment(setup)
 
 
 def test_a_fallback_degree_is_refused_where_a_plan_has_one_rank(tmp_path: Path) -> None:

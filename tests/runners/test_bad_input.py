@@ -59,7 +59,7 @@ def test_it_is_one_sentence_and_leaves_no_file(
     [
         ("SCOPE_GROUP_TIMEOUT_S", "1e10", "want a number above 0 and at most 1e+09 seconds"),
         ("SCOPE_IDLE_TIMEOUT_S", "nan", "want a number above 0 and at most 1e+09 seconds"),
-        ("SCOPE_SLOW_RANK_FACTOR", "1e10", "want a number at least 0 and at most 1e+09"),
+        ("SCOPE_SLOW_RANK_FACTOR", "1e10", "want 0 or a number above 1 and at most 1e+09"),
         ("SCOPE_BRING_UP", "yes", "is 'yes'; set it to 0 or 1"),
         ("MASTER_PORT", "99999", "is '99999'; give a port from 1 to 65535"),
         ("MASTER_PORT", "-1", "is '-1'; give a port from 1 to 65535"),

@@ -135,7 +135,11 @@ def test_every_setting_of_the_configuration_file_is_documented() -> None:
     }
     config = StreamConfig()
     assert documented == {
-        part.name: {setting.name for setting in fields(getattr(config, part.name))}
+        part.name: {
+            setting.name
+            for setting in fields(getattr(config, part.name))
+            if not setting.metadata["by_variable_only"]
+        }
         for part in fields(config)
     }
 
