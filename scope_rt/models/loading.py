@@ -153,11 +153,24 @@ def _check_weights(folder: Path, weights: WeightFiles, config: CausalWanConfig) 
     with torch.device("meta"):
         needed = {name: tuple(p.shape) for name, p in CausalWanModel(config).named_parameters()}
     have = {name: tensor.shape for name, tensor in weights.tensors.items()}
-    wrong = sorted(name for name in needed | have if needed.get(name) != have.get(name))
+    missing = sorted(needed.keys() - have.keys())
+    unexpected = sorted(have.keys() - needed.keys())
+    other_shape = sorted(n for n in needed.keys() & have.keys() if needed[n] != have[n])
+    wrong = []
+    if missing:
+        wrong.append(f"{len(missing)} missing, {missing[0]!r} first")
+    if unexpected:
+        wrong.append(f"{len(unexpected)} unexpected, {unexpected[0]!r} first")
+    if other_shape:
+        first = other_shape[0]
+        got, want = list(have[first]), list(needed[first])
+        wrong.append(
+            f"{len(other_shape)} of another shape, {first!r} first: got {got}, want {want}"
+        )
     if wrong:
         raise UserInputError(
-            f"{folder}: {len(wrong)} weights do not fit config.json, {wrong[0]!r} first; "
-            f"copy the folder again"
+            f"{folder}: the weights do not fit config.json: {'; '.join(wrong)}; copy the "
+            "folder again, with both from one model"
         )
 
 

@@ -105,8 +105,9 @@ class Recipe:
                 f"{path} is no JSON object; want one with the entries {', '.join(sorted(names))}"
             )
         if set(raw) != names:
-            wrong = ", ".join(sorted(set(raw) ^ names))
-            raise UserInputError(f"{path}: these entries are unknown or missing: {wrong}")
+            wrong = {"unknown": set(raw) - names, "missing": names - set(raw)}
+            said = [f"{kind} entries: {', '.join(sorted(n))}" for kind, n in wrong.items() if n]
+            raise UserInputError(f"{path}: {'; '.join(said)}; correct the file")
         try:
             for name, (fits, want) in _ENTRIES.items():
                 if not fits(raw[name]):

@@ -27,6 +27,18 @@ def edit(name: str, **entries: object) -> Callable[[Path], None]:
     return change
 
 
+def drop(name: str, entry: str) -> Callable[[Path], None]:
+    """Remove an entry of a JSON file of a model folder."""
+
+    def change(folder: Path) -> None:
+        path = folder / name
+        entries = json.loads(path.read_text())
+        del entries[entry]
+        path.write_text(json.dumps(entries))
+
+    return change
+
+
 def truncate(name: str) -> Callable[[Path], None]:
     """Cut a file in half, as a broken copy does."""
 
@@ -46,12 +58,17 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
         (edit("recipe.json", cache_upkeep="magic"), "cache_upkeep is 'magic'"),
         (edit("recipe.json", window_frames=2), "window_frames is 2"),
         (edit("recipe.json", denoising_steps=[500, 750]), "denoising_steps is .* falling"),
-        (edit("recipe.json", surprise=1), "unknown or missing: surprise"),
-        (edit("transformer/config.json", num_layers=3), "weights do not fit"),
+        (edit("recipe.json", surprise=1), r"recipe.json: unknown entries: surprise; "),
+        (drop("recipe.json", "fps"), r"recipe.json: missing entries: fps; "),
+        (edit("transformer/config.json", num_layers=3), r"json: \d+ missing, 'blocks\.2\."),
+        (edit("transformer/config.json", num_layers=1), r"json: \d+ unexpected, 'blocks\.1\."),
         (edit("transformer/config.json", qk_norm=None), "qk_norm is None"),
         (edit("transformer/config.json", num_layers="2"), "num_layers is '2', want a whole"),
         (edit("transformer/config.json", eps=0), "eps is 0, want a number above 0"),
-        (edit("transformer/config.json", in_channels=8, out_channels=8), "weights do not fit"),
+        (
+            edit("transformer/config.json", in_channels=8, out_channels=8),
+            r"json: 3 of another shape, '.*' first: got \[.*\b16\b.*\], want \[.*\b8\b",
+        ),
         (edit("vae/config.json", _class_name="AutoencoderKLOther"), "no loader for class"),
         (edit("text_encoder/config.json", words=["cat"]), "vocabulary differs"),
         (truncate(f"transformer/{WEIGHTS}"), "copy the file again"),
