@@ -18,6 +18,7 @@ from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.output_file import claim
 from scope_rt.session import ScheduledEvent
 from scope_rt.stream_setup import StreamSetup
+from scope_rt.vae.codec import num_frames
 from scope_rt.video.writer import check_recordable
 from scope_runners.request import StreamRequest
 
@@ -27,7 +28,7 @@ class Timeline:
     """A stream in chunks. `ignored` are the flags of events after its end, as typed."""
 
     num_chunks: int
-    frames_per_chunk: int
+    num_frames: int
     events: tuple[ScheduledEvent, ...]
     ignored: tuple[str, ...]
     later: tuple[ScheduledEvent, ...] = ()
@@ -93,14 +94,15 @@ def prepare(request: StreamRequest, environment: LaunchEnvironment | None = None
     setup = StreamSetup.of(config, environment)
     if setup.environment.rank == 0:
         _check_prompts(request, setup)
-    recipe = setup.recipe
+    num_latents, sizes = setup.recipe.frames_per_block, setup.codec_sizes
     return StreamJob(
         request=request,
         setup=setup,
         timeline=place_events(
             request,
-            fps=recipe.fps,
-            frames_per_chunk=setup.codec_sizes.temporal_stride * recipe.frames_per_block,
+            fps=setup.recipe.fps,
+            first_frames=num_frames(sizes, num_latents, starts_epoch=True),
+            later_frames=num_frames(sizes, num_latents, starts_epoch=False),
         ),
         files=files,
     )
@@ -118,18 +120,35 @@ def transition_of(request: StreamRequest) -> TransitionSpec | None:
     )
 
 
-def place_events(request: StreamRequest, *, fps: int, frames_per_chunk: int) -> Timeline:
-    """Put every event at the first chunk that starts at its time or later."""
+def place_events(
+    request: StreamRequest, *, fps: int, first_frames: int, later_frames: int
+) -> Timeline:
+    """Put every event at the first chunk that starts at its time or later.
+
+    The first chunk of an epoch has `first_frames`, every other `later_frames`.
+    """
+    epoch_chunk, epoch_frame = 0, 0  # where the newest epoch begins
 
     def chunks_until(time_s: Fraction) -> int:
-        return math.ceil(time_s * fps / frames_per_chunk)
+        frames = time_s * fps - epoch_frame
+        if frames <= 0:
+            return epoch_chunk
+        return epoch_chunk + 1 + max(0, math.ceil((frames - first_frames) / later_frames))
 
-    num_chunks = chunks_until(request.seconds)
+    cuts, at_chunk = set[int](), dict[Fraction, int]()
+    times = {request.seconds, *request.hard_cut_at, *(timed.at_s for timed in request.prompt_at)}
+    for time_s in sorted(times):
+        index = at_chunk[time_s] = chunks_until(time_s)
+        if time_s in request.hard_cut_at:
+            cuts.add(index)
+            if index > epoch_chunk:
+                epoch_frame += first_frames + (index - epoch_chunk - 1) * later_frames
+                epoch_chunk = index
+    num_chunks = at_chunk[request.seconds]
     prompts = {
-        chunks_until(timed.at_s): timed.prompt
+        at_chunk[timed.at_s]: timed.prompt
         for timed in sorted(request.prompt_at, key=lambda timed: timed.at_s)
     }
-    cuts = {chunks_until(at_s) for at_s in request.hard_cut_at}
     transition = transition_of(request)
     events = [
         ScheduledEvent(
@@ -142,11 +161,12 @@ def place_events(request: StreamRequest, *, fps: int, frames_per_chunk: int) -> 
     ]
     ignored = [(f"--prompt-at {_seconds(timed.at_s)}", timed.at_s) for timed in request.prompt_at]
     ignored += [(f"--hard-cut-at {_seconds(at_s)}", at_s) for at_s in request.hard_cut_at]
+    num_epochs = 1 + sum(0 < index < num_chunks for index in cuts)
     return Timeline(
         num_chunks=num_chunks,
-        frames_per_chunk=frames_per_chunk,
+        num_frames=num_epochs * first_frames + (num_chunks - num_epochs) * later_frames,
         events=tuple(event for event in events if event.chunk_index < num_chunks),
-        ignored=tuple(flag for flag, at_s in ignored if chunks_until(at_s) >= num_chunks),
+        ignored=tuple(flag for flag, at_s in ignored if at_chunk[at_s] >= num_chunks),
         later=tuple(event for event in events if event.chunk_index >= num_chunks),
     )
 

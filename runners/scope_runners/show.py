@@ -221,8 +221,7 @@ def _show_all(run: _Run) -> None:
         schedule=(*timeline.events, *timeline.later),
         acknowledged=lambda: run.stage.writer.durable_chunks,
     )
-    num_frames = timeline.num_chunks * timeline.frames_per_chunk
-    with progress_bar(num_frames, enabled=not request.json) as bar:
+    with progress_bar(timeline.num_frames, enabled=not request.json) as bar:
         for chunk in chunks:
             run.stage.show(chunk)
             bar(chunk)

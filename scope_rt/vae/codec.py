@@ -82,3 +82,10 @@ class VideoCodec(Protocol):
     def streaming_decoder(self) -> StreamingDecoder: ...
 
     def streaming_encoder(self) -> StreamingEncoder: ...
+
+
+def num_frames(codec: CodecSizes | VideoCodec, num_latents: int, *, starts_epoch: bool) -> int:
+    """Frames of `num_latents` latent frames, those of an epoch's beginning or any later ones."""
+    if not starts_epoch:
+        return codec.temporal_stride * num_latents
+    return codec.first_latent_frames + codec.temporal_stride * (num_latents - 1)

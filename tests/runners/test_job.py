@@ -1,3 +1,6 @@
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,9 @@ from scope_runners.request import parse_stream_request
 from tests.tiny_folder import write_tiny_folder
 
 
-def place(*arguments: str, fps: int = 16, frames_per_chunk: int = 12) -> Timeline:
+def place(*arguments: str, fps: int = 16, first: int = 12, later: int = 12) -> Timeline:
     request = parse_stream_request(["--prompt", "a red circle", *arguments])
-    return place_events(request, fps=fps, frames_per_chunk=frames_per_chunk)
+    return place_events(request, fps=fps, first_frames=first, later_frames=later)
 
 
 def test_an_event_takes_the_first_chunk_that_starts_at_its_time_or_later() -> None:
@@ -24,9 +27,65 @@ def test_an_event_takes_the_first_chunk_that_starts_at_its_time_or_later() -> No
 
 
 def test_chunks_follow_the_rate_and_the_codec() -> None:
-    timeline = place("--seconds", "3", "--hard-cut-at", "1", fps=24, frames_per_chunk=9)
-    assert (timeline.num_chunks, timeline.frames_per_chunk) == (8, 9)
+    timeline = place("--seconds", "3", "--hard-cut-at", "1", fps=24, first=9, later=9)
+    assert (timeline.num_chunks, timeline.num_frames) == (8, 72)
     assert timeline.events == (ScheduledEvent(chunk_index=3, hard_cut=True),)
+
+
+WAN = {"first": 9, "later": 12}
+"""Frames of a chunk of three latent frames, whose first is one frame where an epoch begins."""
+
+
+def test_an_epoch_s_shorter_first_chunk_is_made_up_for() -> None:
+    assert (place("--seconds", "3", **WAN).num_chunks, place("--seconds", "3").num_chunks) == (5, 4)
+    exact = place("--seconds", "2.0625", **WAN)  # 9 + 12 + 12
+    assert (exact.num_chunks, exact.num_frames) == (3, 33)
+    short = place("--seconds", "0.5", **WAN)
+    assert (short.num_chunks, short.num_frames) == (1, 9)
+
+
+def test_events_wait_for_the_chunk_that_starts_at_their_time_after_every_cut_before() -> None:
+    timeline = place(
+        *("--hard-cut-at", "1", "--hard-cut-at", "3.5", "--hard-cut-at", "3.6"),
+        *("--prompt-at", "0.5625:a", "--prompt-at", "2:b", "--prompt-at", "9:c", "--seconds", "5"),
+        **WAN,
+    )
+    # The chunks start at frames 0 9 | 21 30 42 54 | 66 75; a second has 16.
+    assert timeline.events == (
+        ScheduledEvent(chunk_index=1, prompt="a"),
+        ScheduledEvent(chunk_index=2, hard_cut=True),
+        ScheduledEvent(chunk_index=4, prompt="b"),
+        ScheduledEvent(chunk_index=6, hard_cut=True),
+    )
+    assert (timeline.num_chunks, timeline.num_frames) == (8, 87)
+    assert timeline.later == (ScheduledEvent(chunk_index=13, prompt="c"),)
+
+
+def walk(first: int, later: int, fps: int, cuts: set[Fraction]) -> Iterator[tuple[int, set[int]]]:
+    """Where each chunk starts, in frames, and the chunks so far that begin an epoch."""
+    start, open_cuts, epochs = 0, set(cuts), {0}
+    for index in count():
+        due = {at_s for at_s in open_cuts if at_s * fps <= start}
+        epochs |= {index} if due else set()
+        open_cuts -= due
+        yield start, set(epochs)
+        start += first if index in epochs else later
+
+
+@pytest.mark.parametrize("sixteenths", range(1, 97))
+def test_places_are_those_of_a_walk_over_the_chunks(sixteenths: int) -> None:
+    cuts = {Fraction(2), Fraction(33, 16), Fraction(4)}
+    at_s = Fraction(sixteenths, 16)
+    flags = [part for cut in sorted(cuts) for part in ("--hard-cut-at", str(float(cut)))]
+    timeline = place("--seconds", str(float(at_s)), *flags, **WAN)
+    index, (start, epochs) = next(
+        (index, chunk)
+        for index, chunk in enumerate(walk(9, 12, 16, cuts))
+        if chunk[0] >= sixteenths
+    )
+    assert (timeline.num_chunks, timeline.num_frames) == (index, start)
+    placed = {event.chunk_index for event in timeline.events}
+    assert placed == {chunk for chunk in epochs - {0} if chunk < index}
 
 
 def test_a_prompt_and_a_cut_at_one_time_are_one_event() -> None:
@@ -48,7 +107,7 @@ def test_events_after_the_end_are_named_and_left_to_a_longer_stream() -> None:
 
 def test_the_embedded_model_makes_chunks_of_its_own_size() -> None:
     job = prepare(parse_stream_request(["--prompt", "a red circle", "--seconds", "20"]))
-    assert (job.timeline.frames_per_chunk, job.timeline.num_chunks) == (12, 27)
+    assert (job.timeline.num_frames, job.timeline.num_chunks) == (324, 27)
     recipe = job.setup.recipe
     assert (job.setup.height, job.setup.width) == (recipe.default_height, recipe.default_width)
 

@@ -31,7 +31,7 @@ def chunk(index: int, *, epoch: int, prompt: str) -> ChunkRecord:
 
 def test_a_long_stream_keeps_its_ends_its_changes_and_few_others() -> None:
     event = ScheduledEvent(chunk_index=501, prompt="b", hard_cut=True)
-    timeline = Timeline(num_chunks=1000, frames_per_chunk=12, events=(event,), ignored=())
+    timeline = Timeline(num_chunks=1000, num_frames=12_000, events=(event,), ignored=())
     chunks = [
         chunk(index, epoch=int(index >= 501), prompt="b" if index >= 501 else "a")
         for index in range(1000)
