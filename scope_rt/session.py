@@ -86,7 +86,7 @@ class StreamSession:
         if self._context is not None and not self.is_control_rank:
             pipeline = FullPipeline(
                 noise=SeededNoise(),
-                decoder=setup.codec.streaming_decoder(),
+                decoder=setup.decoder(),
                 context=self._context,
                 feedback=feedback,
             )
@@ -319,7 +319,7 @@ class StreamSession:
         return StreamLoop(
             Planner(settings=setup.settings),
             stages,
-            setup.codec.streaming_decoder(),
+            setup.decoder(),
             max_in_flight=setup.topology.max_in_flight,
             num_tail_frames=setup.num_tail_frames,
             log=recovery,

@@ -17,7 +17,7 @@ from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.log_records import MAX_PROMPT_BYTES
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.config import StreamConfig
-from scope_rt.control.context import ContextMemory, anchor_encoder
+from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning
 from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, choose_recompute
@@ -28,6 +28,7 @@ from scope_rt.models.shards import check_degree
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.topology import Topology
+from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
 
 _MOST_PROMPTS = 64
@@ -172,15 +173,21 @@ class StreamSetup:
             _check_prompt(prompt)
             while len(self._encoded) >= _MOST_PROMPTS:
                 del self._encoded[next(iter(self._encoded))]
-            self._encoded[prompt] = Conditioning(prompt, self.text_encoder([prompt]))
+            with torch.inference_mode():  # an encoder may be a module with parameters
+                embeds = self.text_encoder([prompt])
+            self._encoded[prompt] = Conditioning(prompt, embeds)
         return self._encoded[prompt]
+
+    def decoder(self) -> CheckedDecoder:
+        """At the start of an epoch; for ranks that decode."""
+        return CheckedDecoder(self.codec)
 
     def context_memory(self) -> ContextMemory:
         """Empty, for the context of this stream; for ranks that decode."""
         return ContextMemory(
             self.recipe,
             anchor=self.recompute.anchor,
-            encode_anchor=anchor_encoder(self.codec),
+            encode_anchor=CheckedAnchorEncoder(self.codec),
             first_latent_frames=self.codec_sizes.first_latent_frames,
             temporal_stride=self.codec_sizes.temporal_stride,
         )

@@ -13,24 +13,12 @@ from torch import Tensor
 from scope_contracts.errors import OrderError
 from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.models.recipe import Recipe
-from scope_rt.vae.codec import VideoCodec
 
 
 class AnchorEncoder(Protocol):
     """The latent frame `[B, 1, C, H/8, W/8]` of a video's first frames, uint8 `[B, T, H, W, 3]`."""
 
     def __call__(self, frames_BTHWC: Tensor) -> Tensor: ...
-
-
-def anchor_encoder(codec: VideoCodec) -> AnchorEncoder:
-    """Encode frames as the beginning of a video."""
-    encoder = codec.streaming_encoder()
-
-    def encode(frames_BTHWC: Tensor) -> Tensor:
-        encoder.reset()
-        return encoder.encode(frames_BTHWC)
-
-    return encode
 
 
 class ContextMemory:
