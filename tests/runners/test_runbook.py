@@ -19,6 +19,26 @@ def test_a_page_is_found_by_every_way_to_write_its_name(
     assert capsys.readouterr().out == (RUNBOOKS / "hang.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("your-own-model", "guides/your-own-model"),
+        ("guides/your-own-model", "guides/your-own-model"),
+        ("PeerLostError", "rank-loss"),
+        ("LinkTimeoutError", "hang"),
+        ("EpochError", "drift"),
+        ("PreflightError", "drift"),
+        ("CacheError", "cache-memory"),
+        ("UserInputError", "settings"),
+    ],
+)
+def test_a_page_is_found_by_its_file_or_by_an_error_it_answers(
+    name: str, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runbook", name]) == 0
+    assert capsys.readouterr().out == (RUNBOOKS / f"{page}.md").read_text()
+
+
 def test_all_pages_are_listed_with_their_titles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runbook"]) == 0
     listed = capsys.readouterr().out.splitlines()
@@ -26,7 +46,9 @@ def test_all_pages_are_listed_with_their_titles(capsys: pytest.CaptureFixture[st
     assert "hang                 A stream stopped, or a rank is gone" in listed
 
 
-@pytest.mark.parametrize("name", ["hung", "../README", "", "hang/"])
+@pytest.mark.parametrize(
+    "name", ["hung", "../README", "", "hang/", "guides/", "WireError", "Callable"]
+)
 def test_an_unknown_page_is_refused_with_the_names_of_all(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
