@@ -70,7 +70,8 @@ def check_pace(
         rank = ranks[busy_ms.index(slowest)]
         raise SlowRankError(
             f"chunk {chunk}: rank {rank} computes {slowest:.0f} ms a chunk where {fastest:.0f} "
-            f"ms are usual; more than SCOPE_SLOW_RANK_FACTOR = {slow_factor:g} times"
+            f"ms are usual; more than "
+            f"slow_rank_factor (SCOPE_SLOW_RANK_FACTOR) = {slow_factor:g} times"
         )
 
 

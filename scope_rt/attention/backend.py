@@ -59,7 +59,8 @@ def backend_named(name: str) -> AttentionBackend:
     """
     if name not in BACKENDS:
         raise UserInputError(
-            f"SCOPE_KV_BIAS_BACKEND is {name!r}; choose one of {', '.join(BACKENDS)}"
+            f"attention_backend (SCOPE_KV_BIAS_BACKEND) is {name!r}; "
+            f"choose one of {', '.join(BACKENDS)}"
         )
     return BACKENDS[name]()
 

@@ -37,7 +37,7 @@ class Flash:
         if not q_BTHD.is_cuda or q_BTHD.dtype not in (torch.float16, torch.bfloat16):
             raise UserInputError(
                 mismatch(
-                    "SCOPE_KV_BIAS_BACKEND=flash",
+                    "attention_backend (SCOPE_KV_BIAS_BACKEND) flash",
                     got=f"{q_BTHD.dtype} on {q_BTHD.device.type}",
                     want="float16 or bfloat16 on cuda",
                     fix="choose lse_merge",

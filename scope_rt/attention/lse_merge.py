@@ -63,7 +63,7 @@ def _kernel_for(q: Tensor) -> LseKernel:
         return _flash_cuda if half else _efficient_cuda
     raise UserInputError(
         mismatch(
-            "SCOPE_KV_BIAS_BACKEND=lse_merge",
+            "attention_backend (SCOPE_KV_BIAS_BACKEND) lse_merge",
             got=f"{q.dtype} on {q.device.type}",
             want="any dtype on cpu, or float16, bfloat16 or float32 on cuda",
             fix="choose sdpa",
