@@ -6,6 +6,7 @@ a chunk is handed out, so none is yielded twice and none is skipped.
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from torch import Tensor
 
@@ -57,6 +58,8 @@ class StreamLoop:
             self.inbox.schedule(resumed.scheduled)
         self._is_rebuilt = resumed is None
         self._is_closed = False
+        self._when_saved: Callable[[], None] | None = None
+        """Acknowledges control input, once the chunk that has it is part of the resume point."""
         self._pipeline = Pipeline(
             position, stages, max_in_flight=max_in_flight, log=log, instruments=instruments
         )
@@ -113,7 +116,11 @@ class StreamLoop:
         if self._is_closed:
             raise UserInputError("this session is closed; open a new one to stream again")
         pipeline = self._pipeline
-        while pipeline.has_room and self._delivery.wants_more(pipeline.num_under_way):
+        while (
+            self._when_saved is None
+            and pipeline.has_room
+            and self._delivery.wants_more(pipeline.num_under_way)
+        ):
             # A chunk whose context is still on its way waits; what is asked for meanwhile counts.
             index = pipeline.position.planner.next_chunk_index
             taken = self.inbox.take(index, unless=pipeline.must_wait)
@@ -127,9 +134,13 @@ class StreamLoop:
         except ScopeError as error:
             taken.refuse(error)
             raise
-        if taken.directive != Directive() and not self._pipeline.awaits_decode:
-            self._save()  # what is acknowledged outlives this process
-        taken.acknowledge(envelope.chunk_index, envelope.cache_epoch)
+        acknowledge = partial(taken.acknowledge, envelope.chunk_index, envelope.cache_epoch)
+        if taken.directive == Directive():
+            acknowledge()
+            return
+        self._when_saved = acknowledge  # what is acknowledged outlives this process
+        if not self._pipeline.awaits_decode:
+            self._save()
 
     def _finish(self, arrived: Arrived) -> Chunk:
         """Decode a chunk and log it; from here on it is pending."""
@@ -176,3 +187,6 @@ class StreamLoop:
         if self._log.failure is None:  # else a later resume point would lead beyond the log's end
             point = resume_point(self._pipeline, self._delivery, self._tail, self.inbox.scheduled())
             self._resume_points.save(point, log_offset=log_offset)
+        if self._when_saved is not None:
+            self._when_saved()
+            self._when_saved = None

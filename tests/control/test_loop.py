@@ -2,15 +2,17 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from scope_contracts.errors import SnapshotError, UserInputError
 from scope_contracts.log_records import Control, Dropped, Finished, Planned
 from scope_rt.control.chunk import Chunk
-from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
+from scope_rt.control.inbox import Ack, Conditioning, Directive, Receipt, ScheduledDirective
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.record.snapshot import SnapshotStore
@@ -242,6 +244,36 @@ def test_control_input_that_was_acknowledged_outlives_the_process() -> None:
     (kept,) = [e for e in points.newest.scheduled if e.chunk_index == ack.chunk_index]
     assert kept.directive.conditioning is not None
     assert kept.directive.conditioning.prompt == "q"
+
+
+def test_control_input_is_acknowledged_no_earlier_than_it_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where it is planned while a chunk awaits its decode, between two resume points."""
+    points = MemoryResumePoints()
+    loop = loop_over(MemoryMesh(), max_in_flight=2, resume_points=points)
+    receipts: list[Receipt] = []
+    decode = loop._decoder.decode
+    seen: list[Ack | None] = []
+
+    def decode_watched(latents: Tensor) -> Tensor:
+        seen.extend(receipt.wait(0) for receipt in receipts)
+        return decode(latents)
+
+    monkeypatch.setattr(loop._decoder, "decode", decode_watched)
+    for chunk in loop.run(8):
+        if chunk.chunk_index == 3:
+            rebuild = replace(other_prompt(), recompute=True)  # it waits until nothing is in flight
+            receipts.append(loop.inbox.post(rebuild))
+        acknowledged = [receipt.wait(0) for receipt in receipts]
+        if any(acknowledged):
+            point = points.newest
+            conditionings = [point.conditioning] + [
+                event.directive.conditioning for event in point.scheduled
+            ]
+            assert "q" in [text.prompt for text in conditionings if text is not None]
+    assert seen[0] is None, "planned, and not saved yet"
+    assert receipts[0].wait(0) is not None
 
 
 def test_a_cut_need_not_wait_for_the_context_of_what_it_cuts_off() -> None:
