@@ -20,6 +20,7 @@ from scope_rt.session import ScheduledEvent
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.vae.codec import num_frames
 from scope_rt.video.writer import check_recordable
+from scope_runners.parts import register_parts
 from scope_runners.request import StreamRequest
 
 
@@ -91,6 +92,7 @@ def prepare(request: StreamRequest, environment: LaunchEnvironment | None = None
     config = request.config.with_settings(
         log=files.log, snapshot=files.snapshot, record_latents=request.record is not None
     )
+    register_parts(request.parts)
     setup = StreamSetup.of(config, environment)
     if setup.environment.rank == 0:
         _check_prompts(request, setup)

@@ -40,6 +40,7 @@ from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
 from scope_runners.launcher import launch
+from scope_runners.parts import add_parts_argument, register_parts
 from scope_runners.progress import progress_bar
 from scope_runners.rank_process import guarded_rank
 from scope_runners.recording_argument import damage_of, read_recording
@@ -71,6 +72,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plan", type=plan_named, help="another plan than the recorded one")
     add("--tp", type=positive, help="another TP degree than the recorded one")
     add("--model", metavar="FOLDER", help="where the recorded model is now, if it was moved")
+    add_parts_argument(parser)
     add(
         "--tolerance",
         type=_tolerance,
@@ -155,6 +157,7 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
         UserInputError: it cannot; the sentence says what to change.
     """
     stream = read_recording(namespace.recording)
+    register_parts(namespace.parts)
     opened = stream.opened
     given = opened.model if namespace.model is None else namespace.model
     model = ModelFolder.open(given)

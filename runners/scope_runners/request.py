@@ -18,6 +18,7 @@ from scope_rt.config_values import read_toml
 from scope_rt.topology import RUNNABLE
 from scope_runners.arguments import positive, seed
 from scope_runners.command_parser import CommandParser
+from scope_runners.parts import add_parts_argument
 
 EMBEDDED_MODEL = "tiny"
 
@@ -38,6 +39,7 @@ class StreamRequest:
     """
 
     config: StreamConfig
+    parts: str | None
     prompt: str
     prompt_at: tuple[TimedPrompt, ...]
     hard_cut_at: tuple[Fraction, ...]
@@ -158,6 +160,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help=f"a model folder, or {EMBEDDED_MODEL!r} for the embedded model (default)",
     )
+    add_parts_argument(parser)
     add(
         "--kv-cache-attention-bias",
         type=_bias,

@@ -119,6 +119,16 @@ class ModelFolder:
         """What the text encoder will be, from its configuration alone. Raises UserInputError."""
         return TEXT_ENCODERS.sizes(self.path / "text_encoder")
 
+    def check_parts(self) -> None:
+        """Load codec and text encoder once, so that no rank is the first to find they cannot be.
+
+        Raises:
+            UserInputError: one cannot be loaded, or they do not fit the transformer.
+        """
+        self.geometry(dtype=torch.float32)
+        self.codec()
+        self.text_encoder()
+
     def geometry(self, *, dtype: torch.dtype) -> ChunkGeometry:
         """The shape of every tensor of a chunk of this model; no weights are loaded.
 

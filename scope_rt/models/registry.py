@@ -77,8 +77,9 @@ class Registry(Generic[P, S]):
         name = raw.get("_class_name")
         if name not in self._loaders:
             raise UserInputError(
-                f"{path}: no loader for class {name!r}; register_{self._part.replace(' ', '_')} "
-                f"knows {', '.join(self._loaders)}"
+                f"{path}: no loader for class {name!r}, only for {', '.join(self._loaders)}; "
+                f"register it with register_{self._part.replace(' ', '_')}, for a command in a "
+                "module that you name with --parts"
             )
         return self._loaders[name]
 

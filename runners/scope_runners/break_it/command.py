@@ -24,6 +24,7 @@ from scope_runners.break_it.table import as_json, head, listing, rows, tally
 from scope_runners.break_it.trials import TrialResult, detectors_table
 from scope_runners.break_it.verdict import Result, Verdict
 from scope_runners.exit_codes import FAILED
+from scope_runners.parts import add_parts_argument, register_parts
 
 BOUND_S = 90
 
@@ -60,6 +61,7 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help=f"a model folder, or {EMBEDDED!r} for the embedded model (default)",
     )
+    add_parts_argument(parser)
     add("--prompt", default="a red circle", help="words that the model's text encoder knows")
     add(
         "--bound",
@@ -83,7 +85,9 @@ def run_break_it(namespace: argparse.Namespace) -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay behind
     cases = _cases(namespace)
+    register_parts(namespace.parts)
     model, topology = ModelFolder.open(namespace.model), _topology(namespace)
+    model.check_parts()
     for degree in {(topology or case.default_topology).tp_degree for case in cases}:
         check_degree(model.config, degree)
     folder, is_kept = Path(mkdtemp(prefix="scope-break-it-")), False
@@ -91,6 +95,7 @@ def run_break_it(namespace: argparse.Namespace) -> int:
         driver = Driver(
             model=model.path,
             recomputing_model=recomputing_copy(model, folder / "rebuilding"),
+            parts=namespace.parts,
             prompt=namespace.prompt,
             folder=folder,
             bound_s=namespace.bound,

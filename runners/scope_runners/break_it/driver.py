@@ -37,6 +37,8 @@ class Driver:
     """The same, as one that keeps its cache by recompute."""
     prompt: str
     folder: Path
+    parts: str | None = None
+    """The module that registers the model's codec and text encoder, where it is needed."""
     bound_s: float = 90.0
     """Of one attempt: every start of a rank begins it anew."""
     hang_bound_s: float = 20.0
@@ -140,6 +142,7 @@ class Driver:
             model=str(self.recomputing_model if script.recomputes_always else self.model),
             plan=str(scenario.topology.plan_id),
             tp=scenario.topology.tp_degree,
+            parts=self.parts,
             prompt=self.prompt,
             script=script,
             folder=str(folder),

@@ -55,6 +55,8 @@ class RankJob:
     script: Script
     folder: str
     """Where the run keeps its files."""
+    parts: str | None = None
+    """What every rank imports before it opens the model."""
     differing_rank: int = -1
     """The rank that is started with `differing_plan` and `differing_tp` instead."""
     differing_plan: str = ""

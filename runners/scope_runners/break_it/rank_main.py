@@ -25,6 +25,7 @@ from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.break_it.job import RankJob
 from scope_runners.guarded import guarded
+from scope_runners.parts import register_parts
 from scope_runners.watched_rank import EndReport, redirect_output
 
 SEED = 7
@@ -56,6 +57,7 @@ def _log_end(log: EventLog, error: BaseException | None) -> None:
 def _stream(job: RankJob, environment: LaunchEnvironment, log: EventLog) -> None:
     differs = environment.rank == job.differing_rank and bool(job.differing_plan)
     log.write(EventKind.OPENING)
+    register_parts(job.parts)
     config = StreamConfig.load(
         model=job.model,
         plan=job.differing_plan if differs else job.plan,

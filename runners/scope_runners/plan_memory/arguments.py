@@ -8,6 +8,7 @@ from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.row_storage import BLOCK_SIZE, PREFILL_CHUNK
 from scope_rt.lm.specs.state_format import StateFormat
 from scope_runners.arguments import positive
+from scope_runners.parts import add_parts_argument
 from scope_runners.plan_memory.gpus import GPUS
 from scope_runners.plan_memory.presets import PRESETS
 from scope_runners.request import EMBEDDED_MODEL
@@ -27,6 +28,7 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     presets = ", ".join(PRESETS)
     add("--model", help=f"{presets}, {EMBEDDED_MODEL!r}, or a folder (default {DEFAULT_MODEL})")
+    add_parts_argument(parser)
     add("--tp", type=_part, default=1, help="ranks that share the heads (default 1)")
     add("--batch", type=_size, default=1, help="sequences, or streams (default 1)")
     add(

@@ -20,6 +20,7 @@ from scope_rt.lm.specs.row_storage import (
     RowStorage,
 )
 from scope_rt.topology import Topology
+from scope_runners.parts import register_parts
 from scope_runners.plan_memory.arguments import DEFAULT_MODEL, STREAM_DTYPE
 from scope_runners.plan_memory.gpus import gpu_named
 from scope_runners.plan_memory.model_size import WanSize
@@ -54,6 +55,7 @@ class MemoryRequest:
         Raises:
             UserInputError: they contradict each other, or name nothing we know.
         """
+        register_parts(namespace.parts)
         model = _model(namespace)
         requirement = (
             _video(model, namespace)
