@@ -49,7 +49,7 @@ class _Ledger:
 
 
 class _Stage:
-    """Where chunks are shown: the video, and what is told of it all."""
+    """Where chunks are shown: the video, and a record of each."""
 
     def __init__(self, job: StreamJob, session: StreamSession) -> None:
         self.files, self.resumes = job.files, session.resumed_at_chunk is not None
@@ -99,7 +99,7 @@ class _Stage:
         self.chunks[chunk.chunk_index] = ChunkRecord.of(chunk)
         self.writer.write(chunk.frames, chunk_index=chunk.chunk_index)
 
-    def told(self) -> list[ChunkRecord]:
+    def records(self) -> list[ChunkRecord]:
         """All chunks that are in the video, an earlier process's too."""
         encode_ms = self._ledger.encode_ms
         return [chunk.encoded(encode_ms[index]) for index, chunk in self.chunks.items()]
@@ -238,7 +238,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
     cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
     summary = summarise(
         job,
-        chunks := stage.told(),
+        chunks := stage.records(),
         ending=Ending.FAILED if failure is not None else cut_short,
         moments=Moments(
             started_s=run.started_s,

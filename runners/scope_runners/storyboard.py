@@ -49,8 +49,8 @@ def scenes(chunks: Sequence[ChunkRecord], timeline: Timeline, *, fps: int) -> li
     return found
 
 
-def write_storyboard(path: Path, video: Path, told: Sequence[Scene], *, scale: int) -> None:
-    """Draw `told`, as the finished `video` shows it, into the contact sheet `path`.
+def write_storyboard(path: Path, video: Path, shown: Sequence[Scene], *, scale: int) -> None:
+    """Draw `shown`, as the finished `video` shows it, into the contact sheet `path`.
 
     `scale` is how many times the video repeats every pixel each way.
 
@@ -59,11 +59,11 @@ def write_storyboard(path: Path, video: Path, told: Sequence[Scene], *, scale: i
         OSError: the sheet cannot be written.
     """
     try:
-        numbers = [scene.frame_number for scene in told]
+        numbers = [scene.frame_number for scene in shown]
         pictures = [picture[::scale, ::scale] for picture in _frames(video, numbers)]
     except (av.FFmpegError, ValueError) as error:
         raise RecordingError(f"{video} was written and cannot be read again ({error})") from error
-    write_contact_sheet(pictures, [scene.label for scene in told], path)
+    write_contact_sheet(pictures, [scene.label for scene in shown], path)
 
 
 def _frames(video: Path, numbers: Sequence[int]) -> Iterator[NDArray[np.uint8]]:

@@ -20,7 +20,7 @@ class Delivery:
         self.pending: deque[Arrived] = deque()
         """Delivered chunks that the consumer has not acknowledged, oldest first."""
         self._num_wanted = math.inf
-        self._says: Callable[[], int] | None = None
+        self._count_acknowledged: Callable[[], int] | None = None
 
     @property
     def num_acknowledged(self) -> int:
@@ -43,7 +43,7 @@ class Delivery:
         By default that is all but the chunk it was given last.
         """
         self._num_wanted = math.inf if num_chunks is None else num_chunks
-        self._says = acknowledged
+        self._count_acknowledged = acknowledged
 
     def wants_more(self, num_under_way: int = 0) -> bool:
         """Whether the consumer wants more than what it has got and what is under way."""
@@ -56,8 +56,10 @@ class Delivery:
 
     def drop_acknowledged(self) -> None:
         """What the consumer has acknowledged is no longer pending; the newest chunk is."""
-        says = self.num_delivered if self._says is None else self._says()
-        acknowledged = min(says, self.num_delivered - 1)
+        reported = (
+            self.num_delivered if self._count_acknowledged is None else self._count_acknowledged()
+        )
+        acknowledged = min(reported, self.num_delivered - 1)
         while self.pending and self.num_acknowledged < acknowledged:
             self.pending.popleft()
 
@@ -69,8 +71,8 @@ class Delivery:
                 again, because the log of the stream ended before they were delivered.
         """
         acknowledged = self.num_acknowledged
-        if self._says is not None and self.pending:
-            acknowledged = self._says()
+        if self._count_acknowledged is not None and self.pending:
+            acknowledged = self._count_acknowledged()
         if acknowledged < self.num_acknowledged:
             raise UserInputError(
                 f"the consumer holds {acknowledged} chunks, and the stream to resume was "

@@ -139,14 +139,14 @@ class GistCache(SlotCache):
 
     def advance(self, window: WriteWindow) -> None:
         super().advance(window)
-        num_held, tokens = len(self.frames_kept), self.spec.frame_tokens
+        num_visible, tokens = len(self.frames_kept), self.spec.frame_tokens
         due = self._gist_policy.due(window.indices.global_end_index // tokens)
         for pooling in due:
             for layer in range(self.spec.num_layers):
                 self._pool(layer, pooling)
         rows = tokens * self.spec.num_layers * self.spec.batch
         self.counters.rows_written += len(due) * rows
-        self.counters.rows_evicted += (num_held + len(due) - len(self.frames_kept)) * rows
+        self.counters.rows_evicted += (num_visible + len(due) - len(self.frames_kept)) * rows
 
     def _pool(self, layer: int, pooling: Pooling) -> None:
         pieces = [self.storage.rows.read(layer, self._slots(source)) for source in pooling.sources]

@@ -70,15 +70,15 @@ class HeavyFrames:
 
     def advance(self, window: WriteWindow) -> None:
         """Sum the chunk's scores over layers and ranks (one all-reduce), then choose."""
-        num_held = len(window.frames_in_view)
-        self._held[:num_held] = window.frames_in_view
+        num_visible = len(window.frames_in_view)
+        self._held[:num_visible] = window.frames_in_view
         if self._masses:
             mass = self._group.all_reduce_sum(torch.stack(self._masses).sum(0))
-            self.scores[:num_held] += mass.double().cpu()
+            self.scores[:num_visible] += mass.double().cpu()
             self._masses = []
-        ages = torch.tensor(self._held[:num_held])
-        kept = set(self._choose.kept(self.scores[:num_held], ages).tolist())
-        for slot in set(range(num_held)) - kept:
+        ages = torch.tensor(self._held[:num_visible])
+        kept = set(self._choose.kept(self.scores[:num_visible], ages).tolist())
+        for slot in set(range(num_visible)) - kept:
             self._held[slot] = _EMPTY
             self.scores[slot] = 0.0
 

@@ -75,7 +75,7 @@ class TensorReader:
             raise UserInputError(f"cannot read {path}: {error.strerror}") from error
 
     def read(self, tensor: StoredTensor, shard: Shard = WHOLE) -> Tensor:
-        """The part of `tensor` that `cut` names, in the dtype of the file, on the CPU."""
+        """The part of `tensor` that `shard` names, in the dtype of the file, on the CPU."""
         shape = list(tensor.shape)
         if shard.num_parts > 1:
             shape[shard.axis] //= shard.num_parts

@@ -39,7 +39,7 @@ from scope_rt.video.segments import (
 )
 
 _SMALLEST_VIEWABLE_SIDE = 256
-_LET_GO_S = 1.0
+_RELEASE_S = 1.0
 """How long a disk that was waited for in vain may take to let go of its files."""
 _DISK_ERRORS = (av.FFmpegError, OSError, ValueError)
 
@@ -101,9 +101,9 @@ class VideoWriter:
                 self._segments.load(earlier)
             else:
                 self._segments.discard()
-            self.held_chunks = self._segments.num_chunks
+            self.earlier_chunks = self._segments.num_chunks
             """Whole chunks of earlier writers."""
-            self.held_frames = self._segments.num_frames
+            self.earlier_frames = self._segments.num_frames
             """Frames in those chunks."""
             self._encoder = self._begin_segment(width * scale, height * scale, Fraction(fps))
             on_error.pop_all()
@@ -111,7 +111,7 @@ class VideoWriter:
         # Also runs when the interpreter exits without close, suspend or abort.
         self._at_exit = weakref.finalize(
             self,
-            _leave,
+            _finish_at_exit,
             self._thread,
             self._encoder,
             self._segments,
@@ -122,7 +122,7 @@ class VideoWriter:
 
     @property
     def durable_chunks(self) -> int:
-        """Whole chunks that outlive this process, `held_chunks` included; for any thread."""
+        """Whole chunks that outlive this process, `earlier_chunks` included; for any thread."""
         return self._segments.num_chunks
 
     def write(self, frames_THWC: NDArray[np.uint8], *, chunk_index: int | None = None) -> None:
@@ -292,11 +292,11 @@ class VideoWriter:
         disk = DaemonExecutor("video-writer-end") if is_stalled else self._thread
         # The lock ends with the process at the latest, and the next writer removes what is left.
         with self._thread, suppress(StallError):
-            let_go = disk.submit(_let_go, encoder, self._segments, keep=keep)
-            answer(let_go, timeout_s=_LET_GO_S if is_stalled else self._stall_timeout_s)
+            released = disk.submit(_release, encoder, self._segments, keep=keep)
+            answer(released, timeout_s=_RELEASE_S if is_stalled else self._stall_timeout_s)
 
 
-def _leave(
+def _finish_at_exit(
     thread: DaemonExecutor,
     encoder: SegmentEncoder,
     segments: VideoSegments,
@@ -307,11 +307,11 @@ def _leave(
     """Nobody ended this recording: write what is queued, if it is to be kept, and let go."""
     if not keep:
         thread.cancel()
-    thread.submit(_let_go, encoder, segments, keep=keep)
+    thread.submit(_release, encoder, segments, keep=keep)
     thread.settle(timeout_s=timeout_s)
 
 
-def _let_go(encoder: SegmentEncoder | None, segments: VideoSegments, *, keep: bool) -> None:
+def _release(encoder: SegmentEncoder | None, segments: VideoSegments, *, keep: bool) -> None:
     """Leave the whole chunks to a later writer, or nothing."""
     if encoder is not None:
         with suppress(*_DISK_ERRORS):  # beyond the last whole chunk nothing is needed

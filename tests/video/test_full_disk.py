@@ -98,7 +98,7 @@ def test_a_full_disk_is_one_named_error_and_keeps_the_whole_chunks(
     with pytest.raises(RecordingError, match="has ended"):
         writer.write(noise())
     with writer_for(path, resume=True) as resumed:
-        assert resumed.held_chunks == whole
+        assert resumed.earlier_chunks == whole
     assert num_frames_in(path) == CHUNK * whole
     assert list(small_disk.iterdir()) == [path]
 
@@ -115,7 +115,7 @@ def test_a_disk_without_room_for_the_join_keeps_the_chunks(small_disk: Path) -> 
     assert not path.exists()
     assert not list(small_disk.glob(".video.mp4.partial.mp4"))
     with writer_for(path, resume=True) as resumed:
-        assert resumed.held_chunks == whole
+        assert resumed.earlier_chunks == whole
         resumed.suspend()
 
 
@@ -126,7 +126,7 @@ def test_a_file_that_may_not_grow_keeps_the_whole_chunks(tmp_path: Path, suffix:
     with largest_file(300_000), pytest.raises(RecordingError, match="free disk space"):
         record_until_refused(writer)
     with writer_for(path, resume=True) as resumed:
-        assert resumed.held_chunks == writer.durable_chunks
+        assert resumed.earlier_chunks == writer.durable_chunks
         resumed.write(noise())
     assert num_frames_in(path) == CHUNK * (writer.durable_chunks + 1)
 

@@ -97,7 +97,7 @@ def writer_for(path: Path, *, resume: bool = True, keep_on_error: bool = False) 
 
 
 def write_chunks(writer: VideoWriter, stop: int, *, start: int | None = None) -> None:
-    for index in range(writer.held_chunks if start is None else start, stop):
+    for index in range(writer.earlier_chunks if start is None else start, stop):
         writer.write(greys(index))
 
 
@@ -155,8 +155,8 @@ def test_a_killed_writer_loses_no_whole_chunk(
     run_until_killed(script.replace("POINT", repr(point)), path)
     assert not path.exists()
     with writer_for(path) as writer:
-        assert writer.held_chunks == writer.durable_chunks == num_whole
-        assert writer.held_frames == STARTS[num_whole]
+        assert writer.earlier_chunks == writer.durable_chunks == num_whole
+        assert writer.earlier_frames == STARTS[num_whole]
         write_chunks(writer, len(CHUNK_SIZES))
     assert frame_numbers(path) == list(range(STARTS[-1]))
     assert list(tmp_path.iterdir()) == [path]
@@ -189,7 +189,7 @@ def test_a_kill_from_outside_at_any_time_keeps_what_was_acknowledged(tmp_path: P
                 process.kill()
                 break
     with writer_for(path) as writer:
-        held = writer.held_frames
+        held = writer.earlier_frames
     assert held >= acknowledged
     assert frame_numbers(path) == [index % 60 for index in range(held)]
 
@@ -210,7 +210,7 @@ def test_a_chunk_is_durable_without_the_next_one(tmp_path: Path, suffix: str) ->
     writer.abort()
     copied = copy / path.name
     with VideoWriter(copied, width=SIDE, height=SIDE, fps=FPS, earlier=history.video) as resumed:
-        assert resumed.held_chunks == 3
+        assert resumed.earlier_chunks == 3
     assert frame_numbers(copy / path.name) == list(range(STARTS[3]))
 
 
@@ -234,7 +234,7 @@ def test_packets_of_an_unfinished_chunk_never_reach_the_video(tmp_path: Path) ->
     suspended(path, 3)
     os.truncate(log_of(path), log_of(path).stat().st_size - 1)
     with writer_for(path) as writer:
-        assert writer.held_chunks == 2
+        assert writer.earlier_chunks == 2
     assert frame_numbers(path) == list(range(STARTS[2]))
 
 
@@ -245,7 +245,7 @@ def test_a_new_recording_removes_what_a_dead_writer_left(tmp_path: Path) -> None
     (tmp_path / ".video.mp4.partial.mp4").write_bytes(b"half a join")
     suspended(tmp_path / "other.mp4", 1)
     with writer_for(path, resume=False) as writer:
-        assert writer.held_chunks == 0
+        assert writer.earlier_chunks == 0
         write_chunks(writer, 1)
     assert frame_numbers(path) == list(range(STARTS[1]))
     assert finish_other(tmp_path) == [0, 1, 2, 3, 4]
@@ -306,7 +306,7 @@ def test_an_exception_keeps_the_chunks_where_that_was_asked_for(tmp_path: Path) 
         write_chunks(writer, 3)
         raise KeyboardInterrupt
     with writer_for(path) as writer:
-        assert writer.held_chunks == 3
+        assert writer.earlier_chunks == 3
 
 
 def test_an_exit_without_close_keeps_the_chunks_where_that_was_asked_for(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_an_exit_without_close_keeps_the_chunks_where_that_was_asked_for(tmp_pat
     command = [sys.executable, "-c", WRITE_CHUNKS + textwrap.dedent(script), str(path)]
     subprocess.run(command, cwd=Path(__file__).parents[2], timeout=60, check=True)
     with writer_for(path) as writer:
-        assert writer.held_chunks == 1
+        assert writer.earlier_chunks == 1
 
 
 @pytest.mark.parametrize(
@@ -415,5 +415,5 @@ def test_chunks_that_a_resume_makes_again_are_cut_off(tmp_path: Path) -> None:
     log.append(opened(resumed_at_chunk=2))
     log.close()
     with writer_for(path) as writer:
-        assert writer.held_chunks == 2
+        assert writer.earlier_chunks == 2
     assert frame_numbers(path) == list(range(STARTS[2]))

@@ -90,7 +90,7 @@ def test_a_disk_that_does_not_answer_ends_the_recording_and_not_the_stream(
         record_until_refused(writer)
     assert not disk.back.is_set()
     with writer_for(path, resume=True) as resumed:
-        assert resumed.held_chunks == 1
+        assert resumed.earlier_chunks == 1
     disk.back.set()
     assert num_frames_in(path) == CHUNK
 
@@ -117,6 +117,6 @@ def test_a_video_is_let_go_of_by_a_disk_that_stalls(
     disk.back.set()
     writer._thread.settle(timeout_s=20)
     with writer_for(path, resume=True) as resumed:
-        assert resumed.held_chunks == num_chunks
+        assert resumed.earlier_chunks == num_chunks
         resumed.write(noise())
     assert num_frames_in(path) == (num_chunks + 1) * CHUNK

@@ -179,7 +179,7 @@ def test_a_writer_that_nobody_holds_any_more_lets_go(tmp_path: Path, num_chunks:
     wait_for_no_thread_of_a_writer()
     assert num_open_files(tmp_path) == 0
     with VideoWriter(path, width=SIDE, height=SIDE, fps=16, earlier=ledger.records) as resumed:
-        assert resumed.held_chunks == num_chunks
+        assert resumed.earlier_chunks == num_chunks
 
 
 def test_a_writer_that_nobody_holds_any_more_ends_the_chunk_it_is_at_first(
@@ -199,7 +199,7 @@ def test_a_writer_that_nobody_holds_any_more_ends_the_chunk_it_is_at_first(
     gate.set()
     wait_for_no_thread_of_a_writer()
     with VideoWriter(path, width=SIDE, height=SIDE, fps=16, earlier=ledger.records) as resumed:
-        assert resumed.held_chunks == 1
+        assert resumed.earlier_chunks == 1
 
 
 def test_a_writer_whose_chunk_failed_unseen_lets_go_too(

@@ -125,12 +125,14 @@ def _shown_again(lines: Sequence[Line]) -> tuple[int, list[str]]:
     chunks, before, found, num_again = list[Shown](), dict[int, Shown](), list[str](), 0
     for line in lines:
         match line:
-            case event_log.Opened(num_held=num_held, resumed_at_chunk=first):
-                lacking = chunks[num_held:]
+            case event_log.Opened(num_acknowledged=num_acknowledged, resumed_at_chunk=first):
+                lacking = chunks[num_acknowledged:]
                 before = {c.number: c for c in lacking if c.chunk_index < first}
-                del chunks[num_held:]
-                if num_held > len(chunks):
-                    found.append(f"the writer holds {num_held} chunks, {len(chunks)} were shown")
+                del chunks[num_acknowledged:]
+                if num_acknowledged > len(chunks):
+                    found.append(
+                        f"the writer holds {num_acknowledged} chunks, {len(chunks)} were shown"
+                    )
             case Shown():
                 chunks.append(line)
                 if (first_time := before.pop(line.number, None)) is not None:

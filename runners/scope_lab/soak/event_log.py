@@ -42,11 +42,11 @@ class Started(Line):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(Line):
-    """Rank0's session is open; its consumer has `num_held` chunks from before."""
+    """Rank0's session is open; its consumer has `num_acknowledged` chunks from before."""
 
     kind: ClassVar = "opened"
 
-    num_held: int
+    num_acknowledged: int
     resumed_at_chunk: int
     """The first chunk to be planned, -1 where the stream starts."""
 
@@ -233,8 +233,8 @@ def acknowledged(lines: Iterable[Line]) -> list[Shown]:
     chunks = list[Shown]()
     for line in lines:
         match line:
-            case Opened(num_held=num_held):
-                del chunks[num_held:]
+            case Opened(num_acknowledged=num_acknowledged):
+                del chunks[num_acknowledged:]
             case Shown():
                 chunks.append(line)
     return chunks

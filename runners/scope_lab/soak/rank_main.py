@@ -93,7 +93,7 @@ def _consume(job: SoakJob, session: StreamSession, log: AttemptLog, *, began_s: 
     with writer:
         log.write(
             Opened,
-            num_held=writer.held_chunks,
+            num_acknowledged=writer.earlier_chunks,
             resumed_at_chunk=-1 if resumed_at is None else resumed_at,
         )
         lines = list(EventLog(job.event_log).read().new())
