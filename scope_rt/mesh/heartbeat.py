@@ -109,18 +109,20 @@ class Heartbeat:
         meeting: Meeting,
         *,
         bound_s: float,
+        start_s: float,
         abort: Callable[[], None],
         is_over: Callable[[], bool],
     ) -> None:
         """A silent rank is named within `bound_s`; `abort` ends the main thread's waits for others.
 
-        `is_over` says that the groups are gone and nothing is left to abort.
+        `is_over` says that the groups are gone and nothing is left to abort. Blocks until the
+        store answers, `start_s` at most: a first answer may take longer than any later one.
 
         Raises:
             LinkTimeoutError: the store does not answer.
         """
         self._interval_s, self._patience_s = bound_s / BEATS_PER_BOUND, bound_s * _PATIENCE
-        self._store = _Connection(meeting.connect(timeout_s=self._patience_s))
+        self._store = _Connection(meeting.connect(timeout_s=start_s, reads_s=self._patience_s))
         self._point, self._rank, self._bound_s = meeting.point, meeting.rank, bound_s
         self._peers = [peer for peer in range(meeting.world_size) if peer != meeting.rank]
         self._abort, self._is_over = abort, is_over

@@ -157,6 +157,7 @@ class World:
         self.heartbeat = Heartbeat(
             meeting,
             bound_s=config.heartbeat_timeout_s,
+            start_s=config.start_timeout_s,
             abort=self._abort,
             is_over=lambda: dist.group.WORLD is not self._default_group,
         )

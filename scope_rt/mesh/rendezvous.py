@@ -47,15 +47,18 @@ class MeetingPoint:
         at = f"the store at {self.host}:{self.port}"
         return f"{at}, hosted by rank 0," if self.is_hosted_by_rank0 else at
 
-    def open(self) -> TCPStore:
+    def open(self, *, deadline_s: float) -> TCPStore:
         """Host the store in this process, or return the one that it hosts already.
 
         Raises:
             LinkError: the port is taken.
+            LinkTimeoutError: the store could not be reached until `deadline_s`.
         """
         try:
-            return self._store(is_master=True, timeout_s=_STORE_TIMEOUT_S)
+            return self._store(is_master=True, deadline_s=deadline_s)
         except dist.DistNetworkError as error:
+            if "EADDRINUSE" not in str(error):
+                raise self._silent(error) from error
             raise LinkError(
                 f"meeting the other ranks: MASTER_PORT {self.port} is taken; choose another"
             ) from error
@@ -66,35 +69,38 @@ class MeetingPoint:
         Raises:
             LinkTimeoutError: nothing answered there until then.
         """
-        while True:
-            self._check(deadline_s)
+        refusal: Exception | None = None
+        while time.monotonic() <= deadline_s:
             try:
                 # The store's own attempts cannot be interrupted, and are logged at length.
                 socket.create_connection((self.host, self.port), timeout=1.0).close()
-                left_s = min(_STORE_TIMEOUT_S, max(_GRACE_S, deadline_s - time.monotonic()))
-                store = self._store(is_master=False, timeout_s=left_s)
-                store.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
-                return store
+                return self._store(is_master=False, deadline_s=deadline_s)
             except (OSError, dist.DistNetworkError) as error:
-                if time.monotonic() > deadline_s:
-                    raise LinkTimeoutError(
-                        f"meeting the other ranks: {self} does not answer ({error})"
-                    ) from error
+                refusal = error
                 time.sleep(POLL_S)
+        raise self._silent(refusal) from refusal
 
-    def _check(self, deadline_s: float) -> None:
-        if time.monotonic() > deadline_s:
-            raise LinkTimeoutError(f"meeting the other ranks: {self} does not answer")
+    def _store(self, *, is_master: bool, deadline_s: float) -> TCPStore:
+        """One attempt, which takes what is left of the time where it must.
 
-    def _store(self, *, is_master: bool, timeout_s: float) -> TCPStore:
-        return TCPStore(
+        The client looks up the name of the store's address, and nothing turns that off: where no
+        name server answers, that alone takes as long as the resolver waits, 5 s and more.
+        """
+        left_s = max(_GRACE_S, deadline_s - time.monotonic())
+        store = TCPStore(
             self.host,
             self.port,
             is_master=is_master,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=left_s),
             wait_for_workers=False,
             multi_tenant=is_master,
         )
+        store.set_timeout(timedelta(seconds=_STORE_TIMEOUT_S))
+        return store
+
+    def _silent(self, reason: Exception | None) -> LinkTimeoutError:
+        why = "" if reason is None else f" ({reason})"
+        return LinkTimeoutError(f"meeting the other ranks: {self} does not answer{why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +116,16 @@ class Meeting:
     run_id: str
     """The same for every start of the ranks by one launcher, however its hosts count restarts."""
 
-    def connect(self, *, timeout_s: float) -> Store:
-        """The same keys over a connection of its own; later calls on it are bounded as well.
+    def connect(self, *, timeout_s: float, reads_s: float) -> Store:
+        """The same keys over a connection of its own, made within `timeout_s`.
+
+        A later read on it fails after `reads_s` without an answer.
 
         Raises:
             LinkTimeoutError: the store gave no answer within `timeout_s`.
         """
         deadline_s = time.monotonic() + timeout_s
-        with _all_calls_end(self.point, timeout_s=timeout_s, reads_s=timeout_s):
+        with _all_calls_end(self.point, timeout_s=timeout_s, reads_s=reads_s):
             return PrefixStore(self.name, self.point.connect(deadline_s=deadline_s))
 
 
@@ -174,7 +182,9 @@ def _met(
 ) -> Meeting:
     hosting = point.is_hosted_by_rank0 and rank == 0
     while True:
-        store = point.open() if hosting else point.connect(deadline_s=deadline_s)
+        store = (
+            point.open(deadline_s=deadline_s) if hosting else point.connect(deadline_s=deadline_s)
+        )
         try:
             participant = _Participant(store, rank=rank, world_size=world_size)
             while time.monotonic() < deadline_s:

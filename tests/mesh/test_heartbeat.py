@@ -3,17 +3,19 @@
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
 from scope_rt.mesh.heartbeat import Heartbeat, closed_by
-from scope_rt.mesh.rendezvous import Meeting, host_store
+from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, host_store
 from tests.mesh.meetings import meet_two, point_at, store_elsewhere
 
 BOUND_S = 1.0
@@ -28,9 +30,11 @@ class Pulse:
     over: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
-    def of(cls, meeting: Meeting) -> "Pulse":
+    def of(cls, meeting: Meeting, *, start_s: float = 20.0) -> "Pulse":
         aborted, over = threading.Event(), threading.Event()
-        heartbeat = Heartbeat(meeting, bound_s=BOUND_S, abort=aborted.set, is_over=over.is_set)
+        heartbeat = Heartbeat(
+            meeting, bound_s=BOUND_S, start_s=start_s, abort=aborted.set, is_over=over.is_set
+        )
         return cls(heartbeat, aborted, over)
 
 
@@ -108,11 +112,53 @@ def test_a_store_that_was_stopped_after_the_meeting_is_not_waited_for() -> None:
         meeting, _ = meet_two(point)
         os.kill(process.pid, signal.SIGSTOP)
         try:
-            pulse = pool.submit(Pulse.of, meeting)
+            pulse = pool.submit(Pulse.of, meeting, start_s=1.0)
             with pytest.raises(LinkTimeoutError, match=f"{point.port} does not answer"):
                 pulse.result(timeout=30)
         finally:
             os.kill(process.pid, signal.SIGCONT)
+
+
+@contextmanager
+def late_at_first(port: int, delay_s: float) -> Iterator[MeetingPoint]:
+    """The store at `port`, of which every new connection hears nothing for `delay_s`."""
+
+    def forward(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(4096):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def serve(client: socket.socket) -> None:
+        time.sleep(delay_s)
+        with client, socket.create_connection(("127.0.0.1", port)) as store:
+            questions = threading.Thread(target=forward, args=(client, store))
+            questions.start()
+            forward(store, client)
+            questions.join()
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=server.accept()[:1]).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield point_at(server.getsockname()[1])
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+
+
+def test_the_first_answer_may_take_longer_than_silence_may() -> None:
+    store = host_store()
+    meeting, _ = meet_two(point_at(store.port))
+    with late_at_first(store.port, delay_s=3 * BOUND_S) as point:
+        pulse = Pulse.of(replace(meeting, point=point))
+        symptom = LinkError("something broke")
+        assert pulse.heartbeat.cause_of(symptom) is symptom
 
 
 def test_no_late_answer_of_a_store_is_read_as_the_answer_to_a_later_question() -> None:
@@ -148,7 +194,7 @@ class SlowStore:
 
 
 def test_a_slow_store_does_not_stretch_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Meeting, "connect", lambda meeting, timeout_s: SlowStore(0.25))
+    monkeypatch.setattr(Meeting, "connect", lambda meeting, timeout_s, reads_s: SlowStore(0.25))
     store = host_store()
     pulse = Pulse.of(meet_two(point_at(store.port))[0])
     pulse.heartbeat.start()

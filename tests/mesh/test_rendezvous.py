@@ -41,7 +41,7 @@ def test_keys_of_one_start_are_unknown_to_the_next() -> None:
     point = point_at(store.port)
     first, second = (meet(point, rank=0, world_size=1, timeout_s=5) for _ in range(2))
     first.store.set("key", "")
-    assert first.connect(timeout_s=5).check(["key"])
+    assert first.connect(timeout_s=5, reads_s=5).check(["key"])
     assert not second.store.check(["key"])
 
 

@@ -96,7 +96,9 @@ def test_a_reported_failure_that_cannot_be_read_is_still_a_link_error(data: Any)
     first, second = meet_two(point_at(store.port))
     first.store.compare_set("failure", "", data)
     for meeting in (first, second):
-        heartbeat = Heartbeat(meeting, bound_s=1.0, abort=lambda: None, is_over=lambda: False)
+        heartbeat = Heartbeat(
+            meeting, bound_s=1.0, start_s=20.0, abort=lambda: None, is_over=lambda: False
+        )
         cause = heartbeat.cause_of(LinkError("symptom"))
         assert type(cause) is LinkError
         assert "cannot be read" in str(cause)

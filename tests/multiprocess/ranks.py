@@ -62,9 +62,12 @@ class Ranks:
     """Up to `size` ranks."""
 
     def __init__(self, size: int) -> None:
+        self._size = size
         self._pipes: list[Connection] = []
-        self._processes = []
-        for _ in range(size):
+        self._processes: list[warm_python.Process] = []
+
+    def _start(self) -> None:
+        for _ in range(self._size):
             here, there = Pipe()
             code = f"from {__name__} import run_jobs; run_jobs({there.fileno()})"
             command = [sys.executable, "-c", code]
@@ -72,7 +75,7 @@ class Ranks:
             there.close()
             self._pipes.append(here)
             self._processes.append(process)
-        for rank in range(size):
+        for rank in range(self._size):
             self._answer(rank, within_s=START_S)
 
     def run(
@@ -86,8 +89,11 @@ class Ranks:
     ) -> list[tuple[Any, str | None]]:
         """Run `job` on `world_size` ranks: for each, what it returned and what it raised.
 
-        `per_rank` adds environment variables to single ranks.
+        `per_rank` adds environment variables to single ranks. Starts the processes where none are,
+        at first and after a job that overran `bound_s`.
         """
+        if not self._processes:
+            self._start()
         with kept_port() as port:
             shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             for rank, pipe in enumerate(self._pipes[:world_size]):
@@ -99,8 +105,8 @@ class Ranks:
     def results(self, world_size: int, job: Job, **arguments: Any) -> list[Any]:
         """Like `run`, for jobs that must not raise."""
         answers = self.run(world_size, job, **arguments)
-        for rank, (_, error) in enumerate(answers):
-            assert error is None, f"rank {rank}: {error}"
+        errors = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(answers) if error]
+        assert not errors, "\n".join(errors)
         return [result for result, _ in answers]
 
     def _answer(self, rank: int, *, within_s: float) -> Any:
@@ -115,3 +121,4 @@ class Ranks:
             process.wait(10)
         for pipe in self._pipes:
             pipe.close()
+        self._pipes, self._processes = [], []
