@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_rt.config_values import Bounds, Origin, converted, read_toml, unknown_name
 from scope_rt.environment_names import refuse_unknown_variables
@@ -126,6 +127,18 @@ class CacheConfig(_Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IntegrityConfig(_Part):
+    """What is verified of numbers and state, and how often."""
+
+    level: IntegrityLevel = _setting(
+        IntegrityLevel.DEFAULT, variable="SCOPE_INTEGRITY", name="integrity"
+    )
+    verify_within: int = _setting(32, variable="SCOPE_VERIFY_WITHIN", bounds=_POSITIVE)
+    """Chunks within which every weight and every cached row is verified once; in `strict` each is
+    verified with every chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig(_Part):
     """Randomness: equal seeds, prompts and schedules give equal streams."""
 
@@ -163,6 +176,7 @@ class StreamConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
+    integrity: IntegrityConfig = field(default_factory=IntegrityConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
@@ -189,7 +203,8 @@ class StreamConfig:
         """The configuration of arguments, environment and file, in this order of precedence.
 
         Args:
-            file: a TOML file with the tables `model`, `mesh`, `cache`, `sampling`, `recovery`.
+            file: a TOML file with the tables `model`, `mesh`, `cache`, `integrity`, `sampling`,
+                `recovery`.
             environ: the process's own by default.
             arguments: as for `of`; None is not given.
 
@@ -240,6 +255,7 @@ _PARTS: Mapping[str, Any] = {
     "model": ModelConfig,
     "mesh": MeshConfig,
     "cache": CacheConfig,
+    "integrity": IntegrityConfig,
     "sampling": SamplingConfig,
     "recovery": RecoveryConfig,
 }

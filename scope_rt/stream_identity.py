@@ -28,6 +28,8 @@ def parity_keys(setup: StreamSetup) -> ParityKeys:
         input_digest=mesh.input_digest,
         heartbeat_timeout_s=mesh.heartbeat_timeout_s,
         slow_rank_factor=mesh.slow_rank_factor,
+        integrity=setup.config.integrity.level,
+        verify_within=setup.config.integrity.verify_within,
         dtype=setup.config.model.dtype,
         torch_version=str(torch.__version__),
         package_version=__version__,

@@ -8,6 +8,7 @@ import torch
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import StreamConfig, variables
 from scope_rt.launch_environment import LaunchEnvironment
@@ -47,6 +48,8 @@ OTHERS: dict[str, Any] = {
     "kv_cache_attention_bias": 0.5,
     "recompute": "r1",
     "kv_cache_recompute_every": 2,
+    "integrity": IntegrityLevel.STRICT,
+    "verify_within": 8,
     "seed": 7,
     "log": Path("log"),
     "record_latents": True,

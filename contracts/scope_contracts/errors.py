@@ -96,8 +96,16 @@ class ParityError(ScopeError):
     runbook: ClassVar[str | None] = "drift"
 
 
-class FingerprintError(ParityError):
+class IntegrityError(ScopeError):
+    """Numbers or state are not what they must be. Chunks since the last good check are suspect."""
+
+    runbook: ClassVar[str | None] = "drift"
+
+
+class FingerprintError(IntegrityError, ParityError):
     """Weights in memory are not the checkpoint's. Restart; if it returns, test the memory."""
+
+    runbook: ClassVar[str | None] = "drift"
 
 
 class LinkError(ScopeError):

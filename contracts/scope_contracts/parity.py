@@ -8,6 +8,7 @@ from hashlib import blake2b
 from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import PlanId, PPEnvelope
 from scope_contracts.errors import ParityError
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.plain import field_types, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import decode_plain, encode_plain, from_canonical
@@ -37,6 +38,10 @@ class ParityKeys:
         default=10.0, metadata={_ENVIRONMENT: "SCOPE_HEARTBEAT_TIMEOUT_S"}
     )
     slow_rank_factor: float = field(default=0.0, metadata={_ENVIRONMENT: "SCOPE_SLOW_RANK_FACTOR"})
+    integrity: IntegrityLevel = field(
+        default=IntegrityLevel.DEFAULT, metadata={_ENVIRONMENT: "SCOPE_INTEGRITY"}
+    )
+    verify_within: int = field(default=32, metadata={_ENVIRONMENT: "SCOPE_VERIFY_WITHIN"})
     dtype: DType
     torch_version: str
     package_version: str

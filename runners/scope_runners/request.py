@@ -13,6 +13,7 @@ from pathlib import Path
 from scope_contracts.cache_spec import CacheKind
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
+from scope_contracts.integrity import IntegrityLevel
 from scope_rt.config import StreamConfig
 from scope_rt.config_values import read_toml
 from scope_rt.topology import RUNNABLE
@@ -109,6 +110,7 @@ _SETTINGS = (
     "width",
     "kv_cache_attention_bias",
     "kv_cache",
+    "integrity",
     "recompute",
     "max_restarts",
     "fallback_tp",
@@ -172,6 +174,11 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND[:CODEC]",
         help=f"how the past is kept: {', '.join(CacheKind)}, and in how many bits: "
         "quantized:int8, quantized:int4, h2o:fp8, ... (default: SCOPE_KV_CACHE, or ring)",
+    )
+    add(
+        "--integrity",
+        choices=[level.value for level in IntegrityLevel],
+        help="how much is verified of what is computed (default: SCOPE_INTEGRITY, or default)",
     )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")

@@ -21,6 +21,7 @@ from scope_contracts import (
     compare,
     compare_digests,
 )
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.parity import HASH_BYTES
 
 KEYS = ParityKeys(
@@ -47,6 +48,8 @@ OTHER: dict[str, Any] = {
     "input_digest": True,
     "heartbeat_timeout_s": 2.0,
     "slow_rank_factor": 4.0,
+    "integrity": IntegrityLevel.STRICT,
+    "verify_within": 1,
     "dtype": DType.FLOAT16,
 }
 

@@ -1,0 +1,81 @@
+"""A digest of a tensor's bits that depends on where each number stands, and adds up over shards.
+
+Rows and columns have pseudo-random odd weights R and C of 64 bits. With u_rc the bits of a number,
+read as an unsigned integer of at most 32 bits, the digest is
+
+    sum over r, c of  R_r * C_c * u_rc   modulo 2^64
+
+A single changed bit always changes it, because odd weights have inverses; a permutation, or changes
+that keep the plain sum, go unnoticed once in 2^32 at most. Digests of a tensor's shards, each taken
+at its place in the whole, add up to the digest of the whole. It finds damage, not forgery: whoever
+knows the weights can find other bits of the same digest.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MODULUS = 2**64
+_ROWS, _COLUMNS = 0x9E37_79B9, 0x85EB_CA6B
+"""Where the weights of rows and of columns begin in one pseudo-random sequence."""
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+"""What a number of so many bytes is read as; one of 8 is two words."""
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+_MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF}
+_PIECE = 1 << 20
+"""Words that a device turns into 64 bits at a time."""
+
+
+def bit_digest(tensor: Tensor, *, first_row: int = 0, first_column: int = 0) -> int:
+    """The digest of `tensor`, whose first axis counts rows and all others columns.
+
+    It stands at `first_row` and `first_column` of the whole of which it is a shard. Blocks until
+    the tensor's device has computed it.
+    """
+    digests = row_digests(tensor, first_column=first_column)
+    weights = position_weights(len(digests), first=first_row, device=digests.device)
+    return int((digests * weights).sum()) % MODULUS
+
+
+def row_digests(tensor: Tensor, *, first_column: int = 0) -> Tensor:
+    """The digest of each row by itself, int64 of the same bits, `[rows]`, on the tensor's device.
+
+    Blocks nothing where that is not the CPU.
+    """
+    num_rows = tensor.shape[0] if tensor.dim() else 1
+    rows = tensor.detach().reshape(num_rows, tensor.numel() // max(1, num_rows)).contiguous()
+    words = rows.view(_WORDS[rows.element_size()])
+    size, words_a_number = words.element_size(), words.shape[1] // max(1, rows.shape[1])
+    columns = _weights(_COLUMNS, first_column * words_a_number, words.shape[1])
+    if words.device.type != "cpu":
+        return _weighted(words, torch.from_numpy(columns.view(np.int64)).to(words.device))
+    unsigned = words.numpy().view(_UNSIGNED[size])  # numpy needs no copy in 64 bits
+    return torch.from_numpy(np.einsum("rc,c->r", unsigned, columns).view(np.int64))
+
+
+def _weighted(words_RC: Tensor, columns_C: Tensor) -> Tensor:
+    mask = _MASKS[words_RC.element_size()]
+    pieces = words_RC.split(max(1, _PIECE // max(1, words_RC.shape[1])))
+    return torch.cat([((piece.long() & mask) * columns_C).sum(1) for piece in pieces])
+
+
+def position_weights(count: int, *, first: int = 0, device: torch.device) -> Tensor:
+    """The weights of rows from `first` on, int64 of the same bits, `[count]`."""
+    return torch.from_numpy(_weights(_ROWS, first, count).view(np.int64)).to(device)
+
+
+def _weights(sequence: int, first: int, count: int) -> NDArray[np.uint64]:
+    return _pseudo_random(sequence, 1 << (first + count).bit_length())[first : first + count]
+
+
+@cache
+def _pseudo_random(sequence: int, length: int) -> NDArray[np.uint64]:
+    """Odd numbers: splitmix64 (Steele, Lea and Flood 2014), with the lowest bit set."""
+    z = np.arange(sequence, sequence + length, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    numbers: NDArray[np.uint64] = (z ^ (z >> np.uint64(31))) | np.uint64(1)
+    return numbers
