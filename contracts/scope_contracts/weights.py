@@ -1,7 +1,7 @@
 """Weights in use are the weights of the checkpoint, bit for bit, and stay so.
 
-A checksum is the sum of a tensor's bits modulo 2^64, so the checksums of a tensor's shards add up
-to the checksum of the whole.
+A checksum weighs every bit by its place in the whole tensor, modulo 2^64, so the checksums
+of a tensor's shards, each at its place, add up to the checksum of the whole.
 """
 
 from collections.abc import Callable, Mapping

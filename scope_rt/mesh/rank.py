@@ -141,7 +141,7 @@ class Rank:
             resume_point = MeshResumePoint(position=resume_point.position)
         mine = RankLoaded(resume_point=resume_point)
         if generator is not None:
-            self._fingerprint = Fingerprint(generator.model)
+            self._fingerprint = Fingerprint(generator.model, self._groups.sums)
             checkpoint = self._setup.model.checksums(self._setup.dtype)
             mine = replace(mine, held=self._fingerprint.checksums, checkpoint=checkpoint)
         sent = encode_loaded(mine)

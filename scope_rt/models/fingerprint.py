@@ -1,33 +1,37 @@
-"""A weight's checksum tells whether it is, bit for bit, what it should be.
+"""A rank's weights are, bit for bit and place for place, those of the checkpoint."""
 
-A checksum is the sum of a tensor's bits read as integers, modulo 2^64: cheap on any device, and the
-sums of a tensor's shards add up to the sum of the whole. A single flipped bit always changes it.
-"""
+from math import prod
 
-import torch
 from torch import Tensor, nn
 
 from scope_contracts.weights import Checksums
+from scope_rt.bit_digest import bit_digest
+from scope_rt.collectives import Collectives, SoloCollectives
+from scope_rt.models.shards import shard_of
+from scope_rt.models.weight_files import Shard
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CPU_PIECE = 1 << 18
-"""Numbers that the CPU sums at a time: it makes a copy of them in 64 bits, which fits its cache."""
 
-
-def checksum(weight: Tensor) -> int:
-    """Sum of the bits of `weight`, read as integers of its element size, modulo 2^64."""
-    bits = weight.detach().contiguous().view(_INTEGERS[weight.element_size()]).flatten()
-    pieces = bits.split(_CPU_PIECE) if bits.device.type == "cpu" else (bits,)
-    return int(torch.stack([piece.sum(dtype=torch.int64) for piece in pieces]).sum()) % 2**64
+def shard_digest(part: Tensor, shard: Shard) -> int:
+    """The digest of `part` at its place; those of all shards add up to that of the whole."""
+    place = shard.index * part.shape[shard.axis]
+    if shard.axis == 0:
+        return bit_digest(part, first_row=place)
+    return bit_digest(part, first_column=place * prod(part.shape[2:]))
 
 
 class Fingerprint:
     """The checksums of a rank's weights as they were loaded."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, group: Collectives | None = None) -> None:
+        """`model` holds the slices of this rank of `group`; without one, whole weights."""
+        self._group = group or SoloCollectives()
         self._weights = dict(model.named_parameters())
         self.checksums: Checksums = {name: self.now(name) for name in self._weights}
 
     def now(self, name: str) -> int:
         """The checksum of the weight `name` as it is in memory."""
-        return checksum(self._weights[name])
+        return shard_digest(self._weights[name], shard_of(name, self._group))
+
+    def num_bytes(self, name: str) -> int:
+        """What `now` reads."""
+        return self._weights[name].nbytes

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 from scope_contracts.errors import UserInputError
+from scope_rt.bit_digest import MODULUS, bit_digest
 from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
-from scope_rt.models.fingerprint import checksum
 from scope_rt.models.weight_files import StoredTensor, TensorReader, WeightFiles
 from scope_rt.tensors import NAMES
 
@@ -134,10 +134,10 @@ class FolderContents:
             digest.update(_bytes(reader, 0, tensors[0][1].offset))
             for name, tensor in tensors:
                 sums[name] = 0
-                for piece in _pieces(reader, tensor):
-                    digest.update(piece.numpy().data)
-                    values = piece.view(tensor.dtype).to(dtype)
-                    sums[name] = (sums[name] + checksum(values)) % 2**64
+                for first_row, rows in _pieces(reader, tensor):
+                    digest.update(rows.view(torch.uint8).numpy().data)
+                    part = bit_digest(rows.to(dtype), first_row=first_row)
+                    sums[name] = (sums[name] + part) % MODULUS
         return FileContent(stamp=stamp, sha256=digest.hexdigest(), checksums={_key(dtype): sums})
 
     def _name(self, path: Path) -> str:
@@ -147,7 +147,7 @@ class FolderContents:
 @cache
 def _key(dtype: torch.dtype) -> str:
     """Under which checksums in the dtype of use are kept: those of another function are others."""
-    return f"{NAMES[dtype]} {checksum(torch.arange(9.0)):x}"
+    return f"{NAMES[dtype]} {bit_digest(torch.arange(9.0)):x}"
 
 
 def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
@@ -164,13 +164,16 @@ def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
             yield path
 
 
-def _pieces(reader: TensorReader, tensor: StoredTensor) -> Iterator[torch.Tensor]:
-    """The bytes of `tensor`, in pieces that cut no number; each is overwritten by the next."""
-    buffer = torch.empty(min(_PIECE_BYTES, tensor.num_bytes), dtype=torch.uint8)
-    for start in range(0, tensor.num_bytes, _PIECE_BYTES):
-        piece = buffer[: tensor.num_bytes - start]
-        reader.fill(piece.numpy().data, tensor.offset + start)
-        yield piece
+def _pieces(reader: TensorReader, tensor: StoredTensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Whole rows of `tensor` and the first one's number; each piece is overwritten by the next."""
+    num_rows = tensor.shape[0] if tensor.shape else 1
+    row_bytes = tensor.num_bytes // max(1, num_rows)
+    at_a_time = max(1, _PIECE_BYTES // max(1, row_bytes))
+    buffer = torch.empty((min(num_rows, at_a_time), row_bytes), dtype=torch.uint8)
+    for first_row in range(0, num_rows, at_a_time):
+        rows = buffer[: num_rows - first_row]
+        reader.fill(rows.flatten().numpy().data, tensor.offset + first_row * row_bytes)
+        yield first_row, rows.view(tensor.dtype)
 
 
 def _bytes(reader: TensorReader, start: int, end: int) -> bytearray:

@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from scope_contracts.errors import FingerprintError, UserInputError
 from scope_contracts.weights import check_loaded
+from scope_rt.bit_digest import bit_digest
 from scope_rt.collectives import SoloCollectives
 from scope_rt.models import content_cache, folder_contents, weight_files
 from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
-from scope_rt.models.fingerprint import Fingerprint, checksum
+from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder
 from scope_rt.models.shards import is_sharded
@@ -100,7 +101,7 @@ def test_checksums_are_those_of_the_whole_weights_in_the_dtype_of_use(
     folder: Path, dtype: torch.dtype
 ) -> None:
     whole = load_file(folder / WEIGHTS)
-    want = {name: checksum(weight.to(dtype)) for name, weight in whole.items()}
+    want = {name: bit_digest(weight.to(dtype)) for name, weight in whole.items()}
     assert ModelFolder.open(folder).checksums(dtype) == want
     assert ModelFolder.open(folder).checksums(dtype) == want
 
@@ -121,7 +122,9 @@ def test_checksums_of_another_function_or_of_other_names_do_not_count(
 ) -> None:
     ModelFolder.open(folder).checksums(torch.float32)
     with monkeypatch.context() as patch:
-        patch.setattr(folder_contents, "checksum", lambda values: checksum(values) * 3)
+        patch.setattr(
+            folder_contents, "bit_digest", lambda part, **place: bit_digest(part, **place) * 3
+        )
         folder_contents._key.cache_clear()
         other = ModelFolder.open(folder).checksums(torch.float32)
     folder_contents._key.cache_clear()

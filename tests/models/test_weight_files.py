@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import FingerprintError, UserInputError
 from scope_contracts.weights import check_loaded
 from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder, build_transformer
@@ -75,12 +75,17 @@ def test_slices_are_those_of_the_whole_checkpoint(
         group = Group(rank, size)
         loaded = model.transformer(group, dtype=dtype, device=CPU)
         want = build_transformer(CONFIG, whole, group, dtype=dtype, device=CPU)
-        sums[rank] = Fingerprint(loaded).checksums
+        sums[rank] = Fingerprint(loaded, group).checksums
         for (name, got), weight in zip(loaded.named_parameters(), want.parameters(), strict=True):
             assert got.dtype is dtype, name
             assert torch.equal(got, weight), name
             assert got.is_contiguous(), name
     check_loaded(sums, model.checksums(dtype), is_sharded)
+    if size > 1:
+        other = model.transformer(Group(1, size), dtype=dtype, device=CPU)
+        moved = Fingerprint(other, Group(0, size))  # rank 0 has loaded rank 1's slices
+        with pytest.raises(FingerprintError, match="do not add up to the checkpoint"):
+            check_loaded(sums | {0: moved.checksums}, model.checksums(dtype), is_sharded)
 
 
 @pytest.mark.parametrize("arrange", [lambda folder: split_file(folder, 3), rename_to_original])
