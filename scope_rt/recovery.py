@@ -1,13 +1,11 @@
 """What an earlier process left of a stream, and where this one writes: its log and its snapshot."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_records import Begun, Record, Scheduled
-from scope_rt.control.inbox import ScheduledDirective
+from scope_contracts.log_records import Begun, Record
 from scope_rt.control.resume_point import NoResumePoints, ResumePoint, ResumePoints
 from scope_rt.faults import Faults
 from scope_rt.launch_environment import LaunchEnvironment
@@ -119,7 +117,7 @@ class Recovery:
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
         self._log.append(opened(self._setup, resumed_at_chunk=next_chunk))
 
-    def begin(self, prompt: str, schedule: Sequence[ScheduledDirective]) -> None:
+    def begin(self, prompt: str) -> None:
         """A stream begins with `prompt`: what an earlier one left is replaced.
 
         Raises:
@@ -130,8 +128,6 @@ class Recovery:
         elif self._store is not None:
             self._store.clear()
         self._log.append(Begun(at_s=time.time(), prompt=prompt))
-        for event in schedule:
-            self._log.append(scheduled_record(event))
 
     def _check_nothing_is_lost(self) -> None:
         """Refuse to replace a stream that is there, unless this run's last start left it."""
@@ -229,19 +225,3 @@ class SavedResumePoints:
             next_chunk_index=point.counts.next_chunk_index,
         )
         self.store.save(header, point)
-
-
-def scheduled_record(event: ScheduledDirective) -> Scheduled:
-    """An event of the schedule, as it was asked for."""
-    directive = event.directive
-    text, transition = directive.conditioning, directive.transition
-    return Scheduled(
-        at_s=time.time(),
-        chunk_index=event.chunk_index,
-        prompt=None if text is None else text.prompt,
-        hard_cut=directive.hard_cut,
-        transition_num_chunks=0 if transition is None else transition.num_chunks,
-        transition_method="" if transition is None else str(transition.method),
-        transition_bias_floor=1.0 if transition is None else transition.bias_floor,
-        recompute=directive.recompute,
-    )

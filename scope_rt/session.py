@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_records import Closed
+from scope_contracts.log_records import Closed, Scheduled
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive, Receipt, ScheduledDirective
@@ -43,6 +43,21 @@ class ScheduledEvent:
     transition: TransitionSpec | None = None
     hard_cut: bool = False
     recompute: bool = False
+
+
+def scheduled_record(event: ScheduledEvent) -> Scheduled:
+    """`event`, asked for now, as the log of its stream has it."""
+    transition = event.transition
+    return Scheduled(
+        at_s=time.time(),
+        chunk_index=event.chunk_index,
+        prompt=event.prompt,
+        hard_cut=event.hard_cut,
+        transition_num_chunks=0 if transition is None else transition.num_chunks,
+        transition_method="" if transition is None else str(transition.method),
+        transition_bias_floor=1.0 if transition is None else transition.bias_floor,
+        recompute=event.recompute,
+    )
 
 
 class StreamSession:
@@ -261,7 +276,9 @@ class StreamSession:
         start = Directive(hard_cut=True, drop_in_flight=True)
         start = start.then(self._directive(prompt, hard_cut=True))
         events = [self._scheduled(event) for event in schedule]
-        recovery.begin(prompt, events)
+        recovery.begin(prompt)
+        for event in schedule:
+            recovery.append(scheduled_record(event))
         loop.inbox.post(start)
         loop.inbox.schedule(events)
         loop.begin()

@@ -8,7 +8,7 @@ from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Scheduled
 from scope_rt.record.reader import StreamHistory, read_history
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore
-from scope_rt.session import ScheduledEvent
+from scope_rt.session import scheduled_record
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.wording import counted
 
@@ -81,7 +81,7 @@ def check_same_stream(history: StreamHistory, job: StreamJob, log: Path) -> None
         return
     theirs = _asked_for(history.begun.prompt, history.scheduled)
     timeline = job.timeline
-    events = [scheduled(event) for event in (*timeline.events, *timeline.later)]
+    events = [scheduled_record(event) for event in (*timeline.events, *timeline.later)]
     ours = _asked_for(job.request.prompt, events)
     for (flag, mine), (_, other) in zip(ours, theirs, strict=True):
         if mine != other:
@@ -116,21 +116,6 @@ def _log_of(files: OutputFiles, header: SnapshotHeader | None) -> Path:
         return files.hidden_log
     saved = Path(header.log)
     return saved if saved.exists() else files.log
-
-
-def scheduled(event: ScheduledEvent) -> Scheduled:
-    """An event as the log of its stream has it."""
-    transition = event.transition
-    return Scheduled(
-        at_s=0.0,
-        chunk_index=event.chunk_index,
-        prompt=event.prompt,
-        hard_cut=event.hard_cut,
-        transition_num_chunks=0 if transition is None else transition.num_chunks,
-        transition_method="" if transition is None else str(transition.method),
-        transition_bias_floor=1.0 if transition is None else transition.bias_floor,
-        recompute=event.recompute,
-    )
 
 
 def _asked_for(prompt: str, events: Sequence[Scheduled]) -> Iterator[tuple[str, object]]:

@@ -7,8 +7,9 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun
 from scope_rt.record.reader import StreamHistory
+from scope_rt.session import scheduled_record
 from scope_runners.job import OutputFiles, StreamJob, prepare
-from scope_runners.leftovers import check_same_stream, is_finished, scheduled
+from scope_runners.leftovers import check_same_stream, is_finished
 from scope_runners.request import parse_stream_request
 from tests.record.test_killed import header
 from tests.stream_logs import opened
@@ -30,7 +31,7 @@ def history_of(job: StreamJob) -> StreamHistory:
     history.add(opened())
     history.add(Begun(at_s=0.0, prompt=job.request.prompt))
     for event in (*job.timeline.events, *job.timeline.later):
-        history.add(scheduled(event))
+        history.add(scheduled_record(event))
     return history
 
 
