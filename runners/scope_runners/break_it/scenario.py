@@ -27,6 +27,8 @@ RESUME_S = 15.0
 
 PEER_LOST = frozenset({"PeerLostError", "LinkTimeoutError"})
 """The errors of ranks whose peer is gone."""
+IN_ORDER = frozenset({LEFT})
+"""The end of ranks that notice nothing."""
 
 
 class Role(StrEnum):
@@ -77,7 +79,7 @@ class Expected:
     @property
     def is_unharmed(self) -> bool:
         """Whether the fault must have no effect: no rank ends with an error."""
-        return all(end == {LEFT} for end in self.ends)
+        return all(end == IN_ORDER for end in self.ends)
 
     @property
     def completes(self) -> bool:
@@ -194,8 +196,7 @@ def lost(rank: int, topology: Topology, end: str, *, within_s: float) -> Expecte
 
 def unaffected(topology: Topology, *, headline: str) -> Expected:
     """The stream emits all its chunks."""
-    ends = (frozenset({LEFT}),) * topology.world_size
-    return Expected(headline=headline, ends=ends)
+    return Expected(headline=headline, ends=(IN_ORDER,) * topology.world_size)
 
 
 def last_generator(topology: Topology) -> int:

@@ -7,9 +7,9 @@ from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
 from scope_runners.break_it.faults import at
 from scope_runners.break_it.job import Script, ScriptEvent
-from scope_runners.break_it.observation import LEFT
 from scope_runners.break_it.scenario import (
     FAULT_CHUNK,
+    IN_ORDER,
     PP0,
     PP1_TP2,
     TP2,
@@ -38,7 +38,7 @@ def _cache_reset(topology: Topology, pace: Pace) -> Scenario:
 def _epoch_unannounced(topology: Topology, pace: Pace) -> Scenario:
     return broken_at(
         topology,
-        refused_by(0, topology, "EpochError", others=frozenset({LEFT})),
+        refused_by(0, topology, "EpochError", others=IN_ORDER),
         rank=0,
         point=FaultPoint.PLANNED,
         action="start_epoch_unannounced",

@@ -1,14 +1,13 @@
 """Faults 2, 5, 11, 12, 15 and 16: envelopes that are wrong, or right on one side only."""
 
-from dataclasses import replace
 from functools import partial
 
 from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
 from scope_runners.break_it.faults import at
-from scope_runners.break_it.observation import LEFT
 from scope_runners.break_it.scenario import (
     FAULT_CHUNK,
+    IN_ORDER,
     PEER_LOST,
     PP0,
     PP1,
@@ -27,7 +26,6 @@ from scope_runners.break_it.scenario import (
 
 RARELY_COMPARED = {"SCOPE_DIGEST_EVERY": "64"}
 """No comparison is due where the fault happens."""
-IN_ORDER = frozenset({LEFT})
 
 
 def _count(instead: int, topology: Topology, pace: Pace) -> Scenario:
@@ -121,9 +119,7 @@ def _resent(action: str, topology: Topology, pace: Pace) -> Scenario | None:
         return None
     expected = refused_by(receiver, topology, "OrderError")
     if not topology.pipelined:  # rank0 generates too, and refuses what it was made to send
-        others = (PEER_LOST | {"OrderError"},) * (topology.world_size - 1)
-        ends = (frozenset({"OrderError"}), *others)
-        expected = replace(expected, headline="OrderError 0", ends=ends)
+        expected = refused_by(0, topology, "OrderError", others=PEER_LOST | {"OrderError"})
     return broken_at(topology, expected, rank=0, point=FaultPoint.SENDING, action=action)
 
 

@@ -4,6 +4,7 @@ After each of these the group restarts by itself, and no chunk is lost or emitte
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 
@@ -12,10 +13,11 @@ from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
 from scope_runners.break_it.faults import Fault, at
 from scope_runners.break_it.job import Script, ScriptEvent
-from scope_runners.break_it.observation import KILLED, LEFT, STOPPED
+from scope_runners.break_it.observation import KILLED, STOPPED
 from scope_runners.break_it.scenario import (
     DEAD_S,
     FAULT_CHUNK,
+    IN_ORDER,
     PEER_LOST,
     PP0,
     PP1_TP2,
@@ -27,6 +29,8 @@ from scope_runners.break_it.scenario import (
     Scenario,
     last_generator,
     lost,
+    refused_by,
+    refused_by_generators,
 )
 
 SLOWER = 10
@@ -97,10 +101,6 @@ def _slow(topology: Topology, pace: Pace) -> Scenario:
         max(SHORTEST_DELAY_S, SLOWER * pace.chunk_s / pace.num_calls),
     )
     beside_others = topology.tp_degree > 1
-    ends = [PEER_LOST] * topology.world_size
-    for other in topology.generator_ranks:
-        ends[other] = frozenset({"SlowRankError"})
-    ranks = " ".join(map(str, topology.generator_ranks))
     return Scenario(
         topology=topology,
         shared={"SCOPE_SLOW_RANK_FACTOR": str(SLOW_FACTOR)},
@@ -114,9 +114,8 @@ def _slow(topology: Topology, pace: Pace) -> Scenario:
                 seconds=delay_s,
             ),
         ),
-        expected=Expected(
-            headline=f"SlowRankError {ranks}",
-            ends=tuple(ends),
+        expected=replace(
+            refused_by_generators(topology, "SlowRankError"),
             within_s=100 * delay_s,
             names=dict.fromkeys(topology.generator_ranks, rf"\brank {rank} computes"),
             resumes=True,
@@ -128,15 +127,13 @@ def _raise(role: Role, topology: Topology, pace: Pace) -> Scenario | None:
     rank = role.rank_in(topology)
     if rank is None:
         return None
-    ends = [PEER_LOST | {LEFT} if rank == 0 else PEER_LOST] * topology.world_size
-    ends[rank] = frozenset({"ZeroDivisionError"})
+    others = PEER_LOST | IN_ORDER if rank == 0 else PEER_LOST
     point = FaultPoint.EMIT if rank == 0 else FaultPoint.ENTERED
     return Scenario(
         topology=topology,
         faults=(at(rank=rank, chunk=FAULT_CHUNK, point=point, action="raise"),),
-        expected=Expected(
-            headline=f"ZeroDivisionError {rank}",
-            ends=tuple(ends),
+        expected=replace(
+            refused_by(rank, topology, "ZeroDivisionError", others=others),
             within_s=DEAD_S,
             resumes=True,
         ),

@@ -6,9 +6,9 @@ from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE
 from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
 from scope_runners.break_it.job import Script, ScriptEvent
-from scope_runners.break_it.observation import LEFT
 from scope_runners.break_it.scenario import (
     FAULT_CHUNK,
+    IN_ORDER,
     PP0,
     PP1,
     PP1_TP2,
@@ -24,7 +24,6 @@ RECOMPUTED_ONCE = Script(events=(ScriptEvent(chunk=FAULT_CHUNK, recompute=True),
 """A stream whose cache is rebuilt where the fault happens."""
 RECOMPUTED_ALWAYS = Script(recomputes_always=True)
 """A stream whose cache is rebuilt at every chunk (R0a)."""
-IN_ORDER = frozenset({LEFT})
 
 
 def _without_context(script: Script, action: str, topology: Topology, pace: Pace) -> Scenario:
