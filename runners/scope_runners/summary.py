@@ -10,6 +10,7 @@ from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.log_records import Finished
 from scope_rt import output_file
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.log_entries import finished_record
 from scope_rt.session import ScheduledEvent
 from scope_rt.version import __version__
 from scope_runners.job import OutputFiles, StreamJob
@@ -45,21 +46,12 @@ class ChunkRecord:
 
     @classmethod
     def of(cls, chunk: Chunk) -> "ChunkRecord":
-        return cls(
-            chunk_index=chunk.chunk_index,
-            cache_epoch=chunk.cache_epoch,
-            prompt=chunk.prompt,
-            latents_sha256=chunk.latents_sha256,
-            frames=len(chunk.frames),
-            generator_calls=chunk.generator_calls,
-            recomputed=chunk.recomputed,
-            kv_cache_attention_bias=chunk.kv_cache_attention_bias,
-            stage_ms=chunk.stage_ms,
-        )
+        """A chunk of this process."""
+        return cls.logged(finished_record(chunk, with_latents=False))
 
     @classmethod
     def logged(cls, finished: Finished) -> "ChunkRecord":
-        """A chunk of an earlier process."""
+        """A chunk as its stream's log has it."""
         return cls(
             chunk_index=finished.chunk_index,
             cache_epoch=finished.cache_epoch,
