@@ -13,11 +13,10 @@ from scope_contracts import (
     LATENTS_IN,
     ChunkGeometry,
     DType,
-    MessageKind,
-    PlanId,
     PPEnvelope,
     TensorSpec,
 )
+from scope_lab.fuzz import seeds
 
 settings.register_profile("contracts", derandomize=True, deadline=None, max_examples=150)
 settings.load_profile("contracts")
@@ -26,37 +25,8 @@ LATENTS = TensorSpec(LATENTS_IN, DType.FLOAT32, (1, 3, 16, 8, 12))
 CONDITIONING = TensorSpec(CONDITIONING_EMBEDS, DType.FLOAT32, (1, 6, 64))
 CONTEXT = TensorSpec(CONTEXT_FRAMES_OVERRIDE, DType.FLOAT32, (1, 3, 16, 8, 12))
 
-FIRST = PPEnvelope(
-    plan_id=PlanId.PP0,
-    call_id=0,
-    chunk_index=0,
-    cache_epoch=0,
-    kind=MessageKind.INFER,
-    init_cache=True,
-    reset_kv_cache=True,
-    reset_crossattn_cache=True,
-    current_start_frame=0,
-    do_kv_recompute=False,
-    clean_pass=True,
-    num_denoise_steps=4,
-    expected_generator_calls=5,
-    kv_cache_attention_bias=1.0,
-    denoising_step_list=(1000.0, 937.5, 833.25, 625.0),
-    height=64,
-    width=96,
-    base_seed=7,
-    tensors=(LATENTS, CONDITIONING),
-)
-STEADY = replace(
-    FIRST,
-    call_id=1,
-    chunk_index=1,
-    init_cache=False,
-    reset_kv_cache=False,
-    reset_crossattn_cache=False,
-    current_start_frame=3,
-    tensors=(LATENTS,),
-)
+FIRST = replace(seeds.FIRST, height=64, width=96, tensors=(LATENTS, CONDITIONING))
+STEADY = replace(seeds.STEADY, kv_cache_attention_bias=1.0, height=64, width=96, tensors=(LATENTS,))
 RECOMPUTE = replace(
     STEADY,
     clean_pass=False,

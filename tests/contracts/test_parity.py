@@ -23,22 +23,8 @@ from scope_contracts import (
 )
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.parity import HASH_BYTES
+from scope_lab.fuzz.seeds import KEYS
 
-KEYS = ParityKeys(
-    plan_id=PlanId.TP_V1_1,
-    pp_enabled=False,
-    kv_cache_recompute_every=1,
-    kv_bias_backend="lse",
-    recompute_anchor="decoded",
-    tp_allow_compile=False,
-    digest_every=64,
-    input_digest=False,
-    dtype=DType.FLOAT32,
-    torch_version="2.13.0",
-    package_version="0.1.0",
-    model_fingerprint="ab12",
-    world_layout="rank0+tp2",
-)
 OTHER: dict[str, Any] = {
     "plan_id": PlanId.PP0,
     "pp_enabled": True,

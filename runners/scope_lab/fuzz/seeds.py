@@ -1,4 +1,4 @@
-"""Legal messages and recordings of every kind, small; what a fuzzer starts from.
+"""Legal messages and recordings of every kind, small; a fuzzer and tests of messages change them.
 
 They continue each other: `ENVELOPES` are the first calls of one stream, in order.
 """
@@ -51,7 +51,7 @@ _LATENTS = TensorSpec(LATENTS_IN, DType.FLOAT32, (1, 3, 4, 2, 4))
 _TEXT = TensorSpec(CONDITIONING_EMBEDS, DType.FLOAT32, (1, 6, 8))
 _CONTEXT = TensorSpec(CONTEXT_FRAMES_OVERRIDE, DType.FLOAT32, (1, 5, 4, 2, 4))
 
-_FIRST = PPEnvelope(
+FIRST = PPEnvelope(
     plan_id=PlanId.PP0,
     call_id=0,
     chunk_index=0,
@@ -72,8 +72,8 @@ _FIRST = PPEnvelope(
     base_seed=7,
     tensors=(_LATENTS, _TEXT),
 )
-_STEADY = replace(
-    _FIRST,
+STEADY = replace(
+    FIRST,
     call_id=1,
     chunk_index=1,
     init_cache=False,
@@ -84,7 +84,7 @@ _STEADY = replace(
     tensors=(_LATENTS,),
 )
 _RECOMPUTE = replace(
-    _STEADY,
+    STEADY,
     call_id=2,
     chunk_index=2,
     current_start_frame=6,
@@ -102,10 +102,10 @@ _REBUILT = replace(
     expected_generator_calls=6,
     tensors=(_LATENTS, _TEXT, _CONTEXT),
 )
-_CUT = replace(_FIRST, call_id=4, chunk_index=6, cache_epoch=1, base_seed=2**63 - 1)
+_CUT = replace(FIRST, call_id=4, chunk_index=6, cache_epoch=1, base_seed=2**63 - 1)
 _SHUTDOWN = shutdown_envelope(plan_id=PlanId.PP0, call_id=5, chunk_index=6, cache_epoch=1)
 
-ENVELOPES = (_FIRST, _STEADY, _RECOMPUTE, _REBUILT, _CUT, _SHUTDOWN)
+ENVELOPES = (FIRST, STEADY, _RECOMPUTE, _REBUILT, _CUT, _SHUTDOWN)
 
 _RESULT = PPResult(
     call_id=0,
@@ -188,7 +188,7 @@ def recordings() -> tuple[bytes, ...]:
         transition_method="slerp",
         transition_bias_floor=0.3,
     )
-    planned = pack(Planned(at_s=1.75e9, envelope=_FIRST))
+    planned = pack(Planned(at_s=1.75e9, envelope=FIRST))
     finished = Finished(
         at_s=1.75e9 + 0.25,
         chunk_index=0,
