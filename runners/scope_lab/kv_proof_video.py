@@ -8,16 +8,11 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.call_budget import CallBudget
-from scope_contracts.envelope import (
-    CONDITIONING_EMBEDS,
-    LATENTS_IN,
-    MessageKind,
-    PlanId,
-    PPEnvelope,
-)
+from scope_contracts.envelope import CONDITIONING_EMBEDS, LATENTS_IN, PlanId
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import backend_named
 from scope_rt.collectives import SoloCollectives
+from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.generator import ChunkGenerator
@@ -112,9 +107,16 @@ def _through_the_cache(stream: _Stream, num_chunks: int) -> list[Tensor]:
         backend=backend_named("sdpa"),
         noise=SeededNoise(),
     )
-    chunks = []
+    settings = StreamSettings(
+        plan_id=PlanId.SINGLE,
+        recipe=recipe,
+        height=_LATENT_SIDE * 8,
+        width=_LATENT_SIDE * 8,
+        base_seed=_SEED,
+    )
+    chunks, planner = list[Tensor](), Planner(settings=settings)
     for chunk in range(num_chunks):
-        plan = _plan(recipe, chunk)
+        plan, planner = planner.next(hard_cut=False, new_text=False)
         tensors = {LATENTS_IN: stream.noise(chunk, 0)}
         if plan.reset_crossattn_cache:
             tensors[CONDITIONING_EMBEDS] = stream.text
@@ -169,27 +171,3 @@ class _DenseMask:
         weights = scores.masked_fill(~self.visible_TT, -torch.inf).softmax(-1)
         out: Tensor = einsum(weights, v_BTHD, "b h t s, b s h d -> b t h d")
         return out
-
-
-def _plan(recipe: Recipe, chunk: int) -> PPEnvelope:
-    first, steps = chunk == 0, recipe.timesteps
-    return PPEnvelope(
-        plan_id=PlanId.SINGLE,
-        call_id=chunk,
-        chunk_index=chunk,
-        cache_epoch=0,
-        kind=MessageKind.INFER,
-        init_cache=first,
-        reset_kv_cache=first,
-        reset_crossattn_cache=first,
-        current_start_frame=chunk * recipe.frames_per_block,
-        do_kv_recompute=False,
-        clean_pass=True,
-        num_denoise_steps=len(steps),
-        expected_generator_calls=len(steps) + 1,
-        kv_cache_attention_bias=1.0,
-        denoising_step_list=steps,
-        height=_LATENT_SIDE * 8,
-        width=_LATENT_SIDE * 8,
-        base_seed=_SEED,
-    )
