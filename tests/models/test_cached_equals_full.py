@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from scope_rt.attention.reference import DenseReference
-from scope_rt.models.noise import SeededNoise
-from scope_rt.models.rope import rotations
+from tests.models.uncached import uncached_chunk
 from tests.rounding import FP64_CONTRACT
-from tests.tiny_models import BLOCK, CONFIG, GRID, STEPS, Rollout
+from tests.tiny_models import BLOCK, GRID, Rollout
 
 pytestmark = pytest.mark.numeric
 
@@ -42,38 +41,12 @@ class FullAttention:
 
 
 def full_rollout(rollout: Rollout) -> list[Tensor]:
-    """Each step runs the whole sequence: finished chunks at t=0, the open one at t."""
-    model, schedule = rollout.model, rollout.generator.schedule
-    text = model.text_kv(rollout.text[:, None])
+    """Each step of every chunk runs all frames so far."""
     done: list[Tensor] = []
     for chunk in range(NUM_CHUNKS):
-        frames = (chunk + 1) * BLOCK
-        rope = rotations(
-            range(frames), grid=GRID, head_dim=CONFIG.attention_head_dim, dtype=torch.complex128
-        )
-        attend = FullAttention(frames, rollout.sink, rollout.window)
-        x = rollout.noise(chunk)
-        for index, t in enumerate(STEPS):
-            times = torch.tensor([[0.0] * (frames - BLOCK) + [t] * BLOCK], dtype=torch.float64)
-            flow = model(
-                torch.cat([*done, x], 1),
-                modulation=model.modulation(times),
-                rope=rope,
-                text=text,
-                attend=attend,
-            )[:, -BLOCK:]
-            x0 = x - schedule.sigma(t) * flow
-            if index + 1 < len(STEPS):
-                sigma = schedule.sigma(STEPS[index + 1])
-                eps = SeededNoise().draw(
-                    base_seed=3,
-                    cache_epoch=0,
-                    chunk_index=chunk,
-                    step=index + 1,
-                    shape=tuple(x.shape),
-                )
-                x = (1 - sigma) * x0 + sigma * eps.double()
-        done.append(x0)
+        attend = FullAttention((chunk + 1) * BLOCK, rollout.sink, rollout.window)
+        past = torch.cat([rollout.noise(0)[:, :0], *done], dim=1)
+        done.append(uncached_chunk(rollout, past, chunk, attend))
     return done
 
 

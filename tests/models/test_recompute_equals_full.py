@@ -9,10 +9,9 @@ from torch import Tensor
 from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, LATENTS_IN
 from scope_rt.attention.reference import DenseReference
-from scope_rt.models.noise import SeededNoise
-from scope_rt.models.rope import rotations
+from tests.models.uncached import uncached_chunk
 from tests.rounding import FP64_CONTRACT
-from tests.tiny_models import BLOCK, CONFIG, GRID, STEPS, Rollout, envelope
+from tests.tiny_models import BLOCK, GRID, Rollout, envelope
 
 pytestmark = pytest.mark.numeric
 
@@ -31,41 +30,16 @@ def attend_by_blocks(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def full_chunk(rollout: Rollout, context: Tensor, chunk: int) -> Tensor:
-    """The chunk after `context`, each step over the whole sequence at positions from 0 on."""
-    model, schedule = rollout.model, rollout.generator.schedule
-    num_context = context.shape[1]
-    rope = rotations(
-        range(num_context + BLOCK),
-        grid=GRID,
-        head_dim=CONFIG.attention_head_dim,
-        dtype=torch.complex128,
-    )
+    """The chunk after `context`, of which no frame sees a later block."""
+    num_tokens = context.shape[1] * TOKENS
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        cut = num_context * TOKENS
-        past = attend_by_blocks(layer, q[:, :cut], k[:, :cut], v[:, :cut])
-        now = DenseReference().attend(q[:, cut:], k, v, None)
+    def attend(layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
+        q, k, v = (rows[:, :num_tokens] for rows in (q_BTHD, k_BTHD, v_BTHD))
+        past = attend_by_blocks(layer, q, k, v)
+        now = DenseReference().attend(q_BTHD[:, num_tokens:], k_BTHD, v_BTHD, None)
         return torch.cat([past, now], dim=1)
 
-    x = rollout.noise(chunk)
-    text = model.text_kv(rollout.text[:, None])
-    for index, t in enumerate(STEPS):
-        times = torch.tensor([[0.0] * num_context + [t] * BLOCK], dtype=torch.float64)
-        flow: Tensor = model(
-            torch.cat([context, x], 1),
-            modulation=model.modulation(times),
-            rope=rope,
-            text=text,
-            attend=attend,
-        )[:, -BLOCK:]
-        x0 = x - schedule.sigma(t) * flow
-        if index + 1 < len(STEPS):
-            sigma = schedule.sigma(STEPS[index + 1])
-            eps = SeededNoise().draw(
-                base_seed=3, cache_epoch=0, chunk_index=chunk, step=index + 1, shape=tuple(x.shape)
-            )
-            x = (1 - sigma) * x0 + sigma * eps.double()
-    return x0
+    return uncached_chunk(rollout, context, chunk, attend)
 
 
 def rebuilt_chunk(rollout: Rollout, context: Tensor, chunk: int) -> Tensor:

@@ -20,12 +20,15 @@ HIERARCHIES = (
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+any_span = given(
     hierarchy=st.sampled_from(HIERARCHIES),
     start=st.integers(0, 30),
     num_leaves=st.integers(1, 20),
 )
+
+
+@settings(max_examples=60, deadline=None)
+@any_span
 def test_the_mask_of_a_span_is_what_the_rules_say(
     hierarchy: Hierarchy, start: int, num_leaves: int
 ) -> None:
@@ -42,11 +45,7 @@ def test_the_mask_of_a_span_is_what_the_rules_say(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    hierarchy=st.sampled_from(HIERARCHIES),
-    start=st.integers(0, 30),
-    num_leaves=st.integers(1, 20),
-)
+@any_span
 def test_the_keys_of_every_level_begin_and_end_with_one_that_is_seen(
     hierarchy: Hierarchy, start: int, num_leaves: int
 ) -> None:
