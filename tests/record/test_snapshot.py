@@ -2,7 +2,6 @@
 
 import errno
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,6 +15,7 @@ from torch import Tensor
 from scope_contracts.errors import FieldError, SnapshotError, UserInputError
 from scope_rt.record import snapshot
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity, look
+from tests.record.stalled_disk import StalledDisk
 from tests.video.test_full_disk import small_disk
 
 __all__ = ["small_disk"]
@@ -215,34 +215,13 @@ def test_a_folder_that_cannot_be_made_or_removed_is_named(tmp_path: Path) -> Non
         SnapshotStore(tmp_path / "s").clear()
 
 
-class StalledDisk:
-    """Gives no answer to a write of a snapshot while it `stalls`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stalls, self.back = threading.Event(), threading.Event()
-        write, read = os.write, Path.read_bytes
-
-        def wait() -> None:
-            if self.stalls.is_set():
-                assert self.back.wait(timeout=20), "nobody gave up"
-
-        def waiting_write(*arguments: Any) -> int:
-            wait()
-            return write(*arguments)
-
-        def waiting_read(path: Path) -> bytes:
-            wait()
-            return read(path)
-
-        monkeypatch.setattr(os, "write", waiting_write)
-        monkeypatch.setattr(Path, "read_bytes", waiting_read)
-        monkeypatch.setattr(snapshot, "STALL_TIMEOUT_S", 0.5)
-        monkeypatch.setattr(snapshot, "_LOOK_TIMEOUT_S", 0.2)
-
-
 @pytest.fixture
 def stalled_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[StalledDisk]:
-    disk = StalledDisk(monkeypatch)
+    disk = StalledDisk()
+    monkeypatch.setattr(os, "write", disk.waiting(os.write))
+    monkeypatch.setattr(Path, "read_bytes", disk.waiting(Path.read_bytes))
+    monkeypatch.setattr(snapshot, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(snapshot, "_LOOK_TIMEOUT_S", 0.2)
     yield disk
     disk.back.set()
 

@@ -16,6 +16,7 @@ from scope_contracts.log_records import Closed, Durable, Finished, Opened, Plann
 from scope_rt.faults import FaultPoint
 from scope_rt.record import stream_log
 from scope_rt.record.stream_log import StreamLog
+from tests.record.stalled_disk import StalledDisk
 from tests.stream_logs import durable, finished, opened, planned, story, write
 from tests.video.test_full_disk import largest_file, small_disk
 
@@ -151,28 +152,12 @@ def test_a_small_disk_that_fills_keeps_whole_records_and_is_resumed_once_there_i
     assert len(read(path)[0]) == index + 1
 
 
-class StalledDisk:
-    """Gives no answer to a write of the log while it `stalls`."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stalls, self.back, self.written = (threading.Event() for _ in range(3))
-        pwrite = os.pwrite
-
-        def wait(*arguments: Any) -> int:
-            if self.stalls.is_set():
-                assert self.back.wait(timeout=20), "nobody gave up"
-            num_bytes = pwrite(*arguments)
-            self.written.set()
-            return num_bytes
-
-        monkeypatch.setattr(os, "pwrite", wait)
-        monkeypatch.setattr(stream_log, "STALL_TIMEOUT_S", 0.5)
-        monkeypatch.setattr(stream_log, "_CLOSE_TIMEOUT_S", 0.1)
-
-
 @pytest.fixture
 def stalled_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[StalledDisk]:
-    disk = StalledDisk(monkeypatch)
+    disk = StalledDisk()
+    monkeypatch.setattr(os, "pwrite", disk.waiting(os.pwrite))
+    monkeypatch.setattr(stream_log, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(stream_log, "_CLOSE_TIMEOUT_S", 0.1)
     yield disk
     disk.back.set()
 
