@@ -67,3 +67,10 @@ PP1 = ["--plan", "pp1", "--oversubscribe"]
 def set_faults(monkeypatch: pytest.MonkeyPatch, *faults: Fault) -> None:
     """Faults of the ranks that `break_it.stream` starts in this test."""
     monkeypatch.setenv(FAULTS, encode(FaultPlan(faults=faults)))
+
+
+def as_rank_0_of_torchrun(monkeypatch: pytest.MonkeyPatch, *, max_restarts: int = 0) -> None:
+    """As where torchrun starts the only rank of this test."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(max_restarts))

@@ -1,40 +1,31 @@
 """What a stream leaves behind is resumed, or finished, and never lost by another command."""
 
-import errno
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scope_contracts.log_records import Begun
-from scope_rt.faults import FaultPoint
 from scope_rt.record.reader import read_history
 from scope_rt.record.stream_log import StreamLog
-from scope_rt.video.encoder import SegmentEncoder
-from scope_rt.video.segments import VideoSegments
 from scope_rt.video.writer import VideoWriter
-from scope_runners import rank_group, show
-from scope_runners.break_it import stream
-from scope_runners.break_it.faults import Fault
-from scope_runners.job import OutputFiles
 from scope_runners.main import main
 from scope_runners.summary import STAGES
-from tests.runners.streams import (
-    SHORT,
-    lose_the_link_after,
-    num_frames,
-    set_faults,
-    signal_after_two_chunks,
-)
+from tests.runners.streams import SHORT, as_rank_0_of_torchrun, lose_the_link_after, num_frames
 from tests.stream_logs import opened
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files, those of the snapshot too."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def start_anew(folder: Path) -> None:
+    """What the refusals tell a person to delete."""
+    shutil.rmtree(folder / ".a.mp4.snapshot", ignore_errors=True)
+    (folder / ".a.mp4.log").unlink()
 
 
 def test_a_lost_link_is_one_sentence_and_the_stream_can_be_resumed(
@@ -108,152 +99,6 @@ def test_a_resumed_stream_may_end_before_what_it_holds(
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    """All files, those of the snapshot too."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def start_anew(folder: Path) -> None:
-    """What the refusals tell a person to delete."""
-    shutil.rmtree(folder / ".a.mp4.snapshot", ignore_errors=True)
-    (folder / ".a.mp4.log").unlink()
-
-
-def test_of_what_a_stream_leaves_for_a_restart_the_snapshot_goes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, looks, unlink = tmp_path / "a.mp4", list[bool](), Path.unlink
-
-    def looking(path: Path, missing_ok: bool = False) -> None:
-        if path.name == ".a.mp4.log":
-            looks.append((tmp_path / ".a.mp4.snapshot").exists())
-        unlink(path, missing_ok=missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", looking)
-    assert main([*SHORT, "--out", str(out)]) == 0
-    assert looks == [False]
-
-
-def test_an_interrupt_before_anything_is_whole_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(self: object, frames: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(VideoWriter, "write", die)
-    assert main([*SHORT, "--out", str(tmp_path / "a.mp4")]) == 130
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_leaves_a_stream_that_can_be_resumed(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    signum: signal.Signals,
-) -> None:
-    out = tmp_path / "a.mp4"
-    with monkeypatch.context() as patch:
-        signal_after_two_chunks(patch, signum, times=2)
-        assert main([*SHORT, "--out", str(out)]) == 128 + signum
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
-        "scope-rt: interrupted",
-        f"scope-rt: {out} is unfinished; add --resume to resume it",
-    ]
-    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: resuming at chunk 2; 2 are kept"
-    assert num_frames(out) == 48
-
-
-def interrupt(*arguments: object, **options: object) -> None:
-    raise KeyboardInterrupt
-
-
-def no_space(*arguments: object, **options: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("is_joined", [False, True])
-def test_an_interrupted_end_says_to_resume_where_that_can_be_done(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    is_joined: bool,
-) -> None:
-    out = tmp_path / "a.mp4"
-    with monkeypatch.context() as patch:
-        signal_after_two_chunks(patch)
-        owner: Any = show if is_joined else VideoSegments
-        patch.setattr(owner, "write_storyboard" if is_joined else "publish", interrupt)
-        assert main([*SHORT, "--out", str(out)]) == 130
-    hint = f"scope-rt: {out} is unfinished; add --resume to resume it"
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["scope-rt: interrupted", *([] if is_joined else [hint])]
-    assert main([*SHORT, "--out", str(out), "--resume"]) == (2 if is_joined else 0)
-    assert num_frames(out) == (24 if is_joined else 48)
-
-
-def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "a.mp4"
-
-    with monkeypatch.context() as patch:
-        patch.setattr(show, "write_storyboard", no_space)
-        assert main([*SHORT, "--out", str(out)]) == 1
-    said = capsys.readouterr().err
-    assert f"{out} is written, and what belongs beside it is not (No space left" in said
-    assert num_frames(out) == 48
-    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
-
-
-@pytest.mark.usefixtures("heeded")
-def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_resumed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, log = tmp_path / "a.mp4", tmp_path / ".a.mp4.log"
-
-    def stop_in_chunk_2() -> None:
-        bound_s = time.monotonic() + 60
-        while time.monotonic() < bound_s:
-            if len(read_history(log).durable) == 2:
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-            time.sleep(0.02)
-
-    slow = Fault(
-        action="delay",
-        rank=0,
-        point=FaultPoint.CALL,
-        chunk=2,
-        times=1,
-        arguments={"seconds": 600.0},
-    )
-    set_faults(monkeypatch, slow)
-    monkeypatch.setattr(rank_group, "ORDERLY_END_S", 1.0)
-    person = threading.Thread(target=stop_in_chunk_2)
-    person.start()
-    tp = ["--plan", "tp_v1_1", "--tp", "2", "--oversubscribe"]
-    assert stream.main([*SHORT[1:], *tp, "--out", str(out)]) > 128
-    person.join()
-    said = capfd.readouterr().err.splitlines()
-    assert said[-1] == f"scope-rt: {out} is unfinished; add --resume to resume it"
-    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    assert capfd.readouterr().err.splitlines()[0] == "scope-rt: resuming at chunk 2; 2 are kept"
-    assert num_frames(out) == 48
-
-
-def as_rank_0_of_torchrun(monkeypatch: pytest.MonkeyPatch, *, max_restarts: int = 0) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(max_restarts))
-
-
 def test_torchrun_loses_no_stream_either(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,17 +109,6 @@ def test_torchrun_loses_no_stream_either(
     assert main([*SHORT, "--out", str(out), "--prompt", "a blue square"]) == 2
     assert f"{out} is an unfinished stream of 1 chunk; add" in capsys.readouterr().err
     assert contents(tmp_path) == held
-
-
-@pytest.mark.usefixtures("heeded")
-def test_after_a_stop_nobody_leaves_the_end_to_a_restart_that_never_comes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "a.mp4"
-    as_rank_0_of_torchrun(monkeypatch, max_restarts=3)
-    lose_the_link_after(2, out, stopped=True)
-    assert num_frames(out) == 24
-    assert f"the first 1.50 s are in {out}; add --resume to resume it" in capsys.readouterr().err
 
 
 def test_a_stream_without_its_snapshot_is_replaced_by_nobody(
@@ -319,64 +153,6 @@ def test_a_stream_of_which_a_file_is_gone_keeps_the_others_and_names_the_way_out
     start_anew(tmp_path)
     assert main([*SHORT, "--out", str(out)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
-
-
-@pytest.mark.usefixtures("heeded")
-def test_a_signal_while_a_library_loads_is_one_sentence_whatever_it_swallows() -> None:
-    script = """
-import signal, sys
-from scope_runners import main, stream
-def prepare(*arguments):
-    try:
-        signal.raise_signal(signal.SIGINT)
-    except BaseException:
-        pass
-    return None
-stream.prepare = prepare
-sys.exit(main.main(["stream", "--prompt", "a red circle"]))
-"""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr) == (130, "scope-rt: interrupted\n")
-
-
-@pytest.mark.parametrize("killed_before", ["snapshot", "log"])
-def test_a_video_whose_process_died_before_its_last_step_is_finished(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    killed_before: str,
-) -> None:
-    out = tmp_path / "a.mp4"
-    with monkeypatch.context() as patch:
-        if killed_before == "log":
-            patch.setattr(OutputFiles, "hidden_log", tmp_path / "another", raising=True)
-            patch.setattr(OutputFiles, "log", tmp_path / ".a.mp4.log")
-        else:
-            patch.setattr(show._Stage, "forget", lambda stage: None)
-        assert main([*SHORT, "--out", str(out)]) == 0
-    finished = out.read_bytes()
-    assert main([*SHORT, "--out", str(out), "--resume", "--seconds", "6"]) == 2
-    assert f"--resume: {out} is finished" in capsys.readouterr().err
-    code = main([*SHORT, "--out", str(out), "--resume"])  # told in full only with its snapshot
-    assert code == (0 if killed_before == "snapshot" else 2)
-    assert out.read_bytes() == finished
-    assert main([*SHORT, "--out", str(out)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
-
-
-def test_chunks_that_never_reached_the_disk_are_not_called_published(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "a.mp4"
-
-    out.write_bytes(b"an earlier video")
-    with monkeypatch.context() as patch:
-        patch.setattr(SegmentEncoder, "encode", no_space)
-        assert main([*SHORT, "--out", str(out), "--seconds", "0.75"]) == 1
-    assert "no chunk of it is whole; free disk space" in capsys.readouterr().err
-    assert main([*SHORT, "--out", str(out), "--seconds", "0.75", "--resume"]) == 0
-    assert num_frames(out) == 12
 
 
 def test_a_recording_is_kept_replaced_by_nobody_and_resumed(

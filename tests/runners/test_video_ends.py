@@ -1,0 +1,86 @@
+"""A stream whose last steps fail or are cut short is finished later, and not called published."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from scope_rt.video.encoder import SegmentEncoder
+from scope_runners import show
+from scope_runners.job import OutputFiles
+from scope_runners.main import main
+from tests.runners.streams import SHORT, num_frames
+
+
+def no_space(*arguments: object, **options: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_of_what_a_stream_leaves_for_a_restart_the_snapshot_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, looks, unlink = tmp_path / "a.mp4", list[bool](), Path.unlink
+
+    def looking(path: Path, missing_ok: bool = False) -> None:
+        if path.name == ".a.mp4.log":
+            looks.append((tmp_path / ".a.mp4.snapshot").exists())
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", looking)
+    assert main([*SHORT, "--out", str(out)]) == 0
+    assert looks == [False]
+
+
+def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a.mp4"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(show, "write_storyboard", no_space)
+        assert main([*SHORT, "--out", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert f"{out} is written, and what belongs beside it is not (No space left" in said
+    assert num_frames(out) == 48
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
+
+
+def test_chunks_that_never_reached_the_disk_are_not_called_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a.mp4"
+
+    out.write_bytes(b"an earlier video")
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentEncoder, "encode", no_space)
+        assert main([*SHORT, "--out", str(out), "--seconds", "0.75"]) == 1
+    assert "no chunk of it is whole; free disk space" in capsys.readouterr().err
+    assert main([*SHORT, "--out", str(out), "--seconds", "0.75", "--resume"]) == 0
+    assert num_frames(out) == 12
+
+
+@pytest.mark.parametrize("killed_before", ["snapshot", "log"])
+def test_a_video_whose_process_died_before_its_last_step_is_finished(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    killed_before: str,
+) -> None:
+    out = tmp_path / "a.mp4"
+    with monkeypatch.context() as patch:
+        if killed_before == "log":
+            patch.setattr(OutputFiles, "hidden_log", tmp_path / "another", raising=True)
+            patch.setattr(OutputFiles, "log", tmp_path / ".a.mp4.log")
+        else:
+            patch.setattr(show._Stage, "forget", lambda stage: None)
+        assert main([*SHORT, "--out", str(out)]) == 0
+    finished = out.read_bytes()
+    assert main([*SHORT, "--out", str(out), "--resume", "--seconds", "6"]) == 2
+    assert f"--resume: {out} is finished" in capsys.readouterr().err
+    code = main([*SHORT, "--out", str(out), "--resume"])  # told in full only with its snapshot
+    assert code == (0 if killed_before == "snapshot" else 2)
+    assert out.read_bytes() == finished
+    assert main([*SHORT, "--out", str(out)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
