@@ -9,16 +9,16 @@ from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import PlanId, PPEnvelope
 from scope_contracts.errors import ParityError
 from scope_contracts.integrity import IntegrityLevel
-from scope_contracts.plain import field_types, to_plain
+from scope_contracts.plain import field_types
 from scope_contracts.tensor_spec import DType
-from scope_contracts.wire import decode_plain, encode_plain, from_canonical
+from scope_contracts.wire import CanonicalMessage
 
 HASH_BYTES = 16
 _ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParityKeys:
+class ParityKeys(CanonicalMessage):
     """Everything that must be the same on every rank.
 
     A field's metadata names the environment variable that sets it, if there is one.
@@ -48,18 +48,9 @@ class ParityKeys:
     model_fingerprint: str
     world_layout: str
 
-    def encode(self) -> bytes:
-        """Canonical bytes: equal keys, and only those, give equal bytes. Raises `FieldError`."""
-        return encode_plain(to_plain(self))
-
-    @classmethod
-    def decode(cls, data: bytes) -> "ParityKeys":
-        """The keys another rank encoded; raises `FieldError` or `WireError`."""
-        return from_canonical(cls, data, decode_plain(data))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalarDigest:
+class ScalarDigest(CanonicalMessage):
     """What a generator rank is about to run and where its cache stands: host scalars only.
 
     The indices are those of one layer, the same on every rank. Ranks compare these every N chunks;
@@ -103,15 +94,6 @@ class ScalarDigest:
             local_end_index=indices.local_end_index,
             conditioning=conditioning,
         )
-
-    def encode(self) -> bytes:
-        """Canonical bytes. Raises `FieldError`."""
-        return encode_plain(to_plain(self))
-
-    @classmethod
-    def decode(cls, data: bytes) -> "ScalarDigest":
-        """The digest another rank encoded; raises `FieldError` or `WireError`."""
-        return from_canonical(cls, data, decode_plain(data))
 
     def hash(self) -> bytes:
         """`HASH_BYTES` bytes: BLAKE2b of the canonical bytes."""

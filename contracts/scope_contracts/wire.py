@@ -5,7 +5,7 @@ everything else. Whatever arrives, decoding ends in a message or in a named `Con
 """
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgpack
 
@@ -75,6 +75,24 @@ def from_canonical(kind: type[Message], data: bytes, plain: dict[str, object]) -
         want = "canonical msgpack: sorted keys, shortest forms, float64"
         raise WireError(mismatch("message", got=f"{len(data)} other bytes", want=want))
     return message
+
+
+class CanonicalMessage:
+    """What ranks tell each other beside envelopes: a frozen dataclass without a version of its own.
+
+    Equal messages, and only those, have equal bytes.
+    """
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        """Canonical bytes. Raises `FieldError`."""
+        return encode_plain(to_plain(self))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """What another rank encoded; raises `FieldError` or `WireError`."""
+        return from_canonical(cls, data, decode_plain(data))
 
 
 def _known_version(plain: dict[str, object]) -> dict[str, object]:

@@ -5,11 +5,9 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
 
 from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
-from scope_contracts.plain import to_plain
-from scope_contracts.wire import decode_plain, encode_plain, from_canonical
+from scope_contracts.wire import CanonicalMessage
 from scope_rt.mesh.heartbeat import Heartbeat, closed_by
 from scope_rt.mesh.sockets import Address
 
@@ -17,19 +15,10 @@ _CLOSED = ("closed", "reset", "broken pipe", "connection refused", "not connecte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankAddresses:
+class RankAddresses(CanonicalMessage):
     """This rank's ends of gloo's connections."""
 
     addresses: tuple[Address, ...]
-
-    def encode(self) -> bytes:
-        """Canonical bytes. Raises `FieldError`."""
-        return encode_plain(to_plain(self))
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """The addresses another rank encoded; raises `FieldError` or `WireError`."""
-        return from_canonical(cls, data, decode_plain(data))
 
 
 class Liveness:

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # public by its documentation
 
 from scope_contracts.errors import ContractError, LinkError, LinkTimeoutError, PeerLostError
-from scope_contracts.plain import MAX_STRING_BYTES, to_plain
-from scope_contracts.wire import decode_plain, encode_plain, from_canonical
+from scope_contracts.plain import MAX_STRING_BYTES
+from scope_contracts.wire import CanonicalMessage
 from scope_rt.mesh.rendezvous import Meeting, named
 
 BEATS_PER_BOUND = 20
@@ -51,7 +51,7 @@ _ERRORS: Mapping[FailureKind, type[LinkError]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(CanonicalMessage):
     """What ended this start of the group, as the rank that detected it writes it to the store."""
 
     kind: FailureKind
@@ -62,15 +62,6 @@ class Failure:
         kind = FailureKind.CLOSED if isinstance(error, PeerLostError) else FailureKind.SILENT
         text = str(error.args[0]).encode()[:MAX_STRING_BYTES].decode(errors="ignore")
         return cls(kind=kind, text=text)
-
-    def encode(self) -> bytes:
-        """Canonical bytes."""
-        return encode_plain(to_plain(self))
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """The failure another rank encoded; raises `FieldError` or `WireError`."""
-        return from_canonical(cls, data, decode_plain(data))
 
 
 class _Connection:

@@ -7,11 +7,9 @@ to run, where its cache stands and how long it computed, and looks at its own we
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Self
 
 from scope_contracts.parity import ScalarDigest
-from scope_contracts.plain import to_plain
-from scope_contracts.wire import decode_plain, encode_plain, from_canonical
+from scope_contracts.wire import CanonicalMessage
 from scope_rt.checks import Checks
 from scope_rt.models.fingerprint import Fingerprint
 
@@ -26,21 +24,12 @@ def no_peers() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerReport:
+class PeerReport(CanonicalMessage):
     """What a generator rank tells the others before a chunk; `busy_ms` is what a chunk takes it,
     0 while that is not known."""
 
     digest: ScalarDigest
     busy_ms: float
-
-    def encode(self) -> bytes:
-        """Canonical bytes. Raises `FieldError`."""
-        return encode_plain(to_plain(self))
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """The report another rank encoded; raises `FieldError` or `WireError`."""
-        return from_canonical(cls, data, decode_plain(data))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import torch.distributed as dist
 
@@ -23,8 +23,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
-from scope_contracts.plain import to_plain
-from scope_contracts.wire import decode_plain, encode_plain, from_canonical
+from scope_contracts.wire import CanonicalMessage
 from scope_rt.mesh.sockets import bound_reads, connections_to, shut_down
 
 POLL_S = 0.02
@@ -214,19 +213,10 @@ def named(ranks: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roster:
+class Roster(CanonicalMessage):
     """The tokens of all ranks of one start, by rank, as rank0 publishes them."""
 
     tokens: tuple[str, ...]
-
-    def encode(self) -> bytes:
-        """Canonical bytes."""
-        return encode_plain(to_plain(self))
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """The roster that rank0 published; raises `FieldError` or `WireError`."""
-        return from_canonical(cls, data, decode_plain(data))
 
 
 class _Participant:
