@@ -9,20 +9,45 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from scope_contracts.answer import check_answer, check_state
 from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import PPEnvelope, PPResult
 from scope_contracts.errors import DigestError, SlowRankError
 from scope_contracts.geometry import ChunkGeometry
+from scope_contracts.integrity import (
+    check_derived,
+    check_numerics,
+    check_replicated,
+    check_rows,
+)
 from scope_contracts.lifecycle import Lifecycle
-from scope_contracts.parity import ParityKeys, ScalarDigest, compare, compare_digests
+from scope_contracts.parity import (
+    ParityKeys,
+    ScalarDigest,
+    compare,
+    compare_digests,
+    compare_numerics,
+)
 from scope_contracts.preflight import preflight as check_envelope
 from scope_contracts.tensor_spec import TensorSpec
 from scope_contracts.weights import Checksums, check_loaded, check_unchanged
+from scope_rt.values import check_latents, check_picture
 
 
 class _StateCheck(Protocol):
     def __call__(self, envelope: PPEnvelope, *, ran: bytes, planned: bytes) -> None: ...
+
+
+class _NumericsCheck(Protocol):
+    def __call__(self, rank: int, chunk: int, *, now: str, at_start: str) -> None: ...
+
+
+class _LatentsCheck(Protocol):
+    def __call__(
+        self, chunk: int, latents_BFCHW: Tensor, *, previous: Tensor | None, limit: float | None
+    ) -> None: ...
 
 
 class _InputDigestCheck(Protocol):
@@ -90,7 +115,15 @@ class Checks:
     )
     """All ranks, after loading: do they hold the checkpoint's weights?"""
     weights: Callable[[int, int, Checksums, Callable[[str], int]], None] = check_unchanged
-    """A generator rank, every N chunks: does it still hold what it loaded?"""
+    """A generator rank, in rotation: does it still hold what it loaded?"""
+    derived: Callable[[int, int, Checksums, Callable[[str], int]], None] = check_derived
+    """The same, of what it computed once and uses for many chunks."""
+    rows: Callable[[int, int, Sequence[tuple[int, int]]], None] = check_rows
+    """The same, of its cache: does it still hold what was written?"""
+    replicated: Callable[[int, Sequence[str], Sequence[int]], None] = check_replicated
+    """The generator ranks, after every chunk: did all compute the same result?"""
+    numerics: _NumericsCheck = check_numerics
+    """A generator rank, before every chunk: are its numeric settings those of its start?"""
     heartbeat: Callable[[Callable[[], None]], None] = _run
     """Every rank, once connected: starts the thread that names a rank which stops answering."""
     preflight: Callable[[PPEnvelope, Mapping[str, TensorSpec], ChunkGeometry], None] = (
@@ -105,6 +138,8 @@ class Checks:
     """A generator rank, after a chunk: did it make as many calls as planned?"""
     scalars: Callable[[Sequence[ScalarDigest], Sequence[int]], None] = compare_digests
     """The generator ranks, every N chunks: are they about to run the same chunk?"""
+    same_numerics: Callable[[Sequence[str], Sequence[int]], None] = compare_numerics
+    """The generator ranks, every N chunks: do they compute under the same numeric settings?"""
     pace: Callable[[int, Sequence[float], Sequence[int], float], None] = check_pace
     """The generator ranks, every N chunks: is one far slower than the others?"""
     input_digests: _InputDigestCheck = check_input_digests
@@ -113,5 +148,9 @@ class Checks:
     """Rank0: does this result answer the envelope it should?"""
     state: _StateCheck = check_state
     """Rank0: was the result made from the planned scalars, on the planned cache?"""
+    latents: _LatentsCheck = check_latents
+    """Rank0: could a model have computed these latents?"""
+    picture: Callable[[int, Tensor, Tensor], None] = check_picture
+    """Rank0: do the frames of latents that vary show anything?"""
     is_dropped: Callable[[int, int], bool] = is_superseded
     """Rank0: was the result's epoch ended by a hard cut, so that it must not be shown?"""

@@ -332,6 +332,7 @@ class StreamSession:
             geometry=setup.geometry,
             cache=setup.cache_spec,
             feedback=self._feedback,
+            values=setup.value_rules,
         )
         return StreamLoop(
             Planner(settings=setup.settings),

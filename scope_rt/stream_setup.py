@@ -14,11 +14,13 @@ from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.log_records import MAX_PROMPT_BYTES
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.config import StreamConfig
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning
+from scope_rt.control.pipeline import ValueRules
 from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, choose_recompute
 from scope_rt.launch_environment import LaunchEnvironment
@@ -148,6 +150,13 @@ class StreamSetup:
     def model_fingerprint(self) -> str:
         """Of all files of the model."""
         return self.model.fingerprint(self.dtype)
+
+    @property
+    def value_rules(self) -> ValueRules | None:
+        """What latents and pictures must be; None where nothing is verified."""
+        if self.config.integrity.level is IntegrityLevel.OFF:
+            return None
+        return ValueRules(latent_limit=self.recipe.latent_limit)
 
     @property
     def settings(self) -> StreamSettings:

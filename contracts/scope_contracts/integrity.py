@@ -1,6 +1,11 @@
-"""How much a stream spends on finding what was computed wrong."""
+"""What must hold of numbers and state, and how much a stream spends on verifying it."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+
+from scope_contracts.errors import IntegrityError
+from scope_contracts.weights import Checksums
 
 
 class IntegrityLevel(StrEnum):
@@ -12,3 +17,63 @@ class IntegrityLevel(StrEnum):
     """Values and replicated results before a chunk is shown; state and arithmetic in rotation."""
     STRICT = "strict"
     """All state and the arithmetic of every layer, before a chunk is shown."""
+
+
+def check_derived(rank: int, chunk: int, made: Checksums, now: Callable[[str], int]) -> None:
+    """Compare what `rank` computed once, and uses for many chunks, with what it holds `now`.
+
+    Raises:
+        IntegrityError: naming the first tensor that changed.
+    """
+    for name, want in made.items():
+        if now(name) != want:
+            raise IntegrityError(f"chunk {chunk}: rank {rank}: {name} is not what was computed")
+
+
+def check_rows(rank: int, chunk: int, damaged: Sequence[tuple[int, int]]) -> None:
+    """Refuse a cache of `rank` with `damaged` rows, given as layer and latent frame.
+
+    Raises:
+        IntegrityError: naming the first of them.
+    """
+    if damaged:
+        layer, frame = damaged[0]
+        others = f" ({len(damaged)} such frames in all)" if len(damaged) > 1 else ""
+        raise IntegrityError(
+            f"chunk {chunk}: rank {rank}: cached rows of layer {layer}, latent frame {frame}, are "
+            f"not what was written{others}"
+        )
+
+
+def check_replicated(chunk: int, digests: Sequence[str], ranks: Sequence[int]) -> None:
+    """Compare what all `ranks` must have computed alike: the noise they drew and their result.
+
+    Raises:
+        IntegrityError: naming the ranks that are alone with theirs, where most agree.
+    """
+    if len(set(digests)) == 1:
+        return
+    common, count = Counter(digests).most_common(1)[0]
+    if 2 * count > len(digests):
+        odd = [str(rank) for rank, each in zip(ranks, digests, strict=True) if each != common]
+        who = f"rank{'s' if len(odd) > 1 else ''} {', '.join(odd)} computed another result"
+    else:
+        who = f"ranks {', '.join(map(str, ranks))} computed different results"
+    raise IntegrityError(f"chunk {chunk}: {who}, though all must compute the same")
+
+
+def check_numerics(rank: int, chunk: int, *, now: str, at_start: str) -> None:
+    """Refuse a `rank` whose process-wide numeric settings have changed since it started.
+
+    Raises:
+        IntegrityError: naming the settings that changed.
+    """
+    if now != at_start:
+        before, after = at_start.split(), now.split()
+        changed = [
+            f"{new} (was {old})" for old, new in zip(before, after, strict=False) if old != new
+        ]
+        raise IntegrityError(
+            f"chunk {chunk}: rank {rank}: numeric settings changed: {', '.join(changed)}; only "
+            "the start may set them"
+        )

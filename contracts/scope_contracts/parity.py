@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from hashlib import blake2b
+from itertools import zip_longest
 
 from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import PlanId, PPEnvelope
@@ -120,6 +121,20 @@ def compare_digests(digests: Sequence[ScalarDigest], ranks: Sequence[int]) -> No
     Raises `ParityError` naming the first scalar that differs, both values and both ranks.
     """
     _compare(digests, ranks, where=f"chunk {digests[0].chunk_index}: ", fix="")
+
+
+def compare_numerics(settings: Sequence[str], ranks: Sequence[int]) -> None:
+    """Check that all ranks compute under the same numeric settings, each `name=value name=value`.
+
+    Raises `ParityError` naming the first setting that differs, both values and both ranks.
+    """
+    for rank, each in zip(ranks, settings, strict=True):
+        for want, got in zip_longest(settings[0].split(), each.split(), fillvalue="nothing"):
+            if got != want:
+                raise ParityError(
+                    f"numeric settings: rank {ranks[0]} has {want}, rank {rank} has {got}; give "
+                    "both the same"
+                )
 
 
 def _compare(

@@ -145,13 +145,12 @@ def _peer_check(steady: SteadyChunk) -> list[Part]:
         rank=0,
         every=_NEVER,
         gather=None,
-        fingerprint=fingerprint,
         waited_s=lambda: 0.0,
     )
 
     def look() -> None:
         check.before(ScalarDigest.of(steady.envelope, steady.indices))
-        check.after(steady.envelope.chunk_index, 1.0)
+        check.after(steady.envelope.chunk_index, 1.0, b"")
 
     look()  # the first chunk is always due
     return [

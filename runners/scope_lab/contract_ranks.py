@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from torch import nn
-
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError
 from scope_contracts.parity import ScalarDigest
@@ -22,7 +20,6 @@ from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.heartbeat import BEATS_PER_BOUND, Heartbeat
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import join_world
-from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.topology import Topology
 from scope_runners.guarded import guarded
 from scope_runners.launcher import launch
@@ -84,7 +81,6 @@ def _measure(path: Path) -> int:
         rank=environment.rank,
         every=1,
         gather=groups.digests.gather,
-        fingerprint=Fingerprint(nn.Identity()),
         waited_s=lambda: 0.0,
     )
     beat_s = _beat_s(world.heartbeat)

@@ -38,7 +38,6 @@ from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import join_world
 from scope_rt.mesh.worker import LocalMesh, RemoteMesh, Worker, serve_leader
-from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import build_transformer
 from scope_rt.models.original_names import to_diffusers
@@ -111,7 +110,6 @@ class TracingWorker:
                 rank=group.rank,
                 every=1,
                 gather=None,
-                fingerprint=Fingerprint(self._generator.model),
                 waited_s=lambda: 0.0,
             ),
         )

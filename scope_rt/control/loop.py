@@ -148,7 +148,7 @@ class StreamLoop:
             self._decoder.reset()
         start_ns = time.perf_counter_ns()
         frames = self._decode(arrived.envelope.chunk_index, arrived.latents)
-        self._pipeline.decoded(frames)
+        self._pipeline.decoded(arrived.envelope.chunk_index, frames)
         chunk = arrived.shown(frames, decode_ms=(time.perf_counter_ns() - start_ns) / 1e6)
         self._delivery.add(arrived)
         self._tail = self._tail.followed_by(

@@ -81,6 +81,13 @@ class MeshPort(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRules:
+    """`latent_limit` is the recipe's."""
+
+    latent_limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
     """What a chunk passes on rank0 beside the mesh, and the shapes they agree on."""
 
@@ -90,6 +97,8 @@ class Stages:
     geometry: ChunkGeometry
     cache: KVCacheSpec
     feedback: Feedback = own_latents
+    values: ValueRules | None = None
+    """What latents and pictures must be; None verifies neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +150,8 @@ class Pipeline:
         )
         self._received = _Received.DELIVERED
         self._text_digest = ""
+        self._latents: Tensor | None = None
+        """Of the chunk that was received last."""
         self._first_epoch = 0
         """Results of older epochs are dropped."""
 
@@ -223,6 +234,7 @@ class Pipeline:
 
         Raises:
             ContractError: what came is not what was planned.
+            IntegrityError: the latents cannot be what a model computes.
             LinkError: a rank was lost.
         """
         sent = self.in_flight.popleft()
@@ -233,6 +245,7 @@ class Pipeline:
         if self._instruments.checks.is_dropped(result.cache_epoch, self._first_epoch):
             self._log.append(dropped_record(envelope))
             return None
+        self._check_latents(envelope.chunk_index, latents)
         if envelope.init_cache:
             self._stages.context.reset()
         seen = self._stages.feedback(envelope.chunk_index, latents)
@@ -246,8 +259,21 @@ class Pipeline:
             stage_ms={"plan": sent.plan_ms, "wait": wait_ms} | dict(result.stage_ms),
         )
 
-    def decoded(self, frames_BTHWC: Tensor) -> None:
-        """The chunk that was received has these frames; a recompute may need them."""
+    def _check_latents(self, chunk: int, latents_BFCHW: Tensor) -> None:
+        rules, previous = self._stages.values, self._latents
+        self._latents = latents_BFCHW
+        if rules is not None:
+            limit = rules.latent_limit
+            self._instruments.checks.latents(chunk, latents_BFCHW, previous=previous, limit=limit)
+
+    def decoded(self, chunk_index: int, frames_BTHWC: Tensor) -> None:
+        """The chunk that was received has these frames; a recompute may need them.
+
+        Raises:
+            IntegrityError: they show nothing, though the latents vary.
+        """
+        if self._stages.values is not None and self._latents is not None:
+            self._instruments.checks.picture(chunk_index, self._latents, frames_BTHWC)
         self._stages.context.remember_frames(frames_BTHWC)
         self._received = _Received.NOT_DELIVERED
 

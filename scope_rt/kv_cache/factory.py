@@ -9,16 +9,22 @@ from scope_rt.kv_cache.frame_pages import PagedFrames, PagePool
 from scope_rt.kv_cache.gists import GistCache, GistFrames
 from scope_rt.kv_cache.heavy_frames import HeavyFrames
 from scope_rt.kv_cache.ring import NewestFrames
+from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.row_store import RowStore
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
 
 
 def open_frame_cache(
-    spec: KVCacheSpec, *, device: torch.device, group: Collectives | None = None
+    spec: KVCacheSpec,
+    *,
+    device: torch.device,
+    group: Collectives | None = None,
+    finds_damage: bool = False,
 ) -> FrameCache:
     """Allocate this rank's share of the cache that `spec` describes, for one stream.
 
-    A paged cache has its pool to itself, so all kinds but hierarchical hold as many frames.
+    A paged cache has its pool to itself, so all kinds but hierarchical hold as many frames. One
+    that `finds_damage` keeps a digest of what was written.
 
     Raises:
         UserInputError: the heads cannot be shared by the group.
@@ -26,17 +32,20 @@ def open_frame_cache(
     """
     group = group or SoloCollectives()
     rows = slots_for(spec, tp_degree=group.size, device=device)
+    ledger = RowLedger(rows, frame_tokens=spec.frame_tokens) if finds_damage else None
     match spec.kind:
         case CacheKind.PAGED:
             pool = PagePool(rows, page_tokens=spec.frame_tokens)
             storage = PagedFrames(pool, frame_tokens=spec.frame_tokens)
-            return SlotCache(spec, policy=NewestFrames(spec), storage=storage)
+            return SlotCache(spec, policy=NewestFrames(spec), storage=storage, ledger=ledger)
         case CacheKind.H2O:
-            return SlotCache(spec, policy=HeavyFrames(spec, group), storage=InPlace(rows))
+            return SlotCache(
+                spec, policy=HeavyFrames(spec, group), storage=InPlace(rows), ledger=ledger
+            )
         case CacheKind.HIERARCHICAL:
-            return GistCache(spec, policy=GistFrames(spec), storage=InPlace(rows))
+            return GistCache(spec, policy=GistFrames(spec), storage=InPlace(rows), ledger=ledger)
         case _:
-            return SlotCache(spec, policy=NewestFrames(spec), storage=InPlace(rows))
+            return SlotCache(spec, policy=NewestFrames(spec), storage=InPlace(rows), ledger=ledger)
 
 
 def slots_for(spec: KVCacheSpec, *, tp_degree: int, device: torch.device) -> RowStore:

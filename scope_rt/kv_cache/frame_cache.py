@@ -129,6 +129,15 @@ class FrameCache(Protocol):
         """Forget everything: nothing is visible until the next chunk. Counters go on."""
         ...
 
+    def damaged(self, layers: range) -> list[tuple[int, int]]:
+        """Layer and latent frame of cached rows that are not what was written.
+
+        Reads all rows of `layers` that are cached now, and blocks until that is done; rows of any
+        layer that were overwritten since the last call were read before. A gist counts as the first
+        frame it stands for. Empty for a cache that keeps no digests. Ask between chunks.
+        """
+        ...
+
     def cached(self, layer: int) -> tuple[Tensor, Tensor]:
         """A copy of all cached keys and values of a layer, decoded, in slot order.
 

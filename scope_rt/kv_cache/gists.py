@@ -25,6 +25,7 @@ from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.errors import CacheError
 from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.ring import plan_write, slot_of_frame
+from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
 
 
@@ -133,8 +134,15 @@ def _log_weight(group: int, level: int) -> float:
 class GistCache(SlotCache):
     """A `SlotCache` that writes gists when it advances."""
 
-    def __init__(self, spec: KVCacheSpec, *, policy: GistFrames, storage: InPlace) -> None:
-        super().__init__(spec, policy=policy, storage=storage)
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        *,
+        policy: GistFrames,
+        storage: InPlace,
+        ledger: RowLedger | None = None,
+    ) -> None:
+        super().__init__(spec, policy=policy, storage=storage, ledger=ledger)
         self._gist_policy = policy
 
     def advance(self, window: WriteWindow) -> None:
@@ -142,11 +150,13 @@ class GistCache(SlotCache):
         num_visible, tokens = len(self.frames_kept), self.spec.frame_tokens
         due = self._gist_policy.due(window.indices.global_end_index // tokens)
         for pooling in due:
+            self._verify_leaving([pooling.target])
             for layer in range(self.spec.num_layers):
                 self._pool(layer, pooling)
         rows = tokens * self.spec.num_layers * self.spec.batch
         self.counters.rows_written += len(due) * rows
         self.counters.rows_evicted += (num_visible + len(due) - len(self.frames_kept)) * rows
+        self._frame_at |= dict(zip(self.policy.slots_kept, self.frames_kept, strict=True))
 
     def _pool(self, layer: int, pooling: Pooling) -> None:
         pieces = [self.storage.rows.read(layer, self._slots(source)) for source in pooling.sources]
@@ -155,9 +165,7 @@ class GistCache(SlotCache):
             for plane in zip(*pieces, strict=True)
         ]
         dtype = pieces[0][0].dtype
-        self.storage.rows.write(
-            layer, self._slots(pooling.target), [plane.to(dtype) for plane in gist]
-        )
+        self._write(layer, self._slots(pooling.target), [plane.to(dtype) for plane in gist])
 
     def _slots(self, frame_slot: int) -> slice:
         tokens = self.spec.frame_tokens

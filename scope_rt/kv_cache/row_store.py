@@ -62,8 +62,10 @@ class RowStore:
         planes: Sequence[Tensor],
         *,
         batch: int | slice = slice(None),
-    ) -> None:
+    ) -> list[tuple[Tensor, ...]]:
         """Store all planes, each `[B, T, heads, dim]` (`[T, heads, dim]` for one batch row).
+
+        Returns what each plane's parts were given, as it is stored.
 
         Raises:
             CacheError: a plane is missing or has another shape than the slots; nothing was written.
@@ -81,6 +83,7 @@ class RowStore:
         for parts, sources in zip(targets, encoded, strict=True):
             for target, source in zip(parts, sources, strict=True):
                 target[at] = source
+        return encoded
 
     def read(
         self, layer: int, slots: Slots, *, batch: int | slice = slice(None)

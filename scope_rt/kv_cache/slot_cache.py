@@ -6,7 +6,7 @@ copy of the chunk is kept. A chunk that a layer wrote no row of never becomes pa
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from scope_contracts.row_format import CodecKind
 from scope_rt.kv_cache.counters import CacheCounters
 from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.row_digest import row_digest
+from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.row_store import RowStore, Slots
 from scope_rt.kv_cache.span import SpanState
 
@@ -97,12 +98,23 @@ class InPlace:
 class SlotCache:
     """A `FrameCache` from a policy and a storage, whose rows know their codec."""
 
-    def __init__(self, spec: KVCacheSpec, *, policy: SlotPolicy, storage: FrameStorage) -> None:
-        self.spec, self.policy, self.storage = spec, policy, storage
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        *,
+        policy: SlotPolicy,
+        storage: FrameStorage,
+        ledger: RowLedger | None = None,
+    ) -> None:
+        """Without a `ledger`, nothing is known of damage."""
+        self.spec, self.policy, self.storage, self._ledger = spec, policy, storage, ledger
         self.counters = CacheCounters()
         self.indices = spec.indices_at(0)
         lacks = "no rows of this chunk; show its last call to update"
         self._spans: SpanState[WriteWindow, None] = SpanState(lacks, opener="window")
+        self._frame_at: dict[int, int] = {}
+        """The latent frame of every frame slot that was written since the last reset."""
+        self._left_damaged: list[tuple[int, int]] = []
         self._is_exact = storage.rows.format.codec is CodecKind.IDENTITY
 
     @property
@@ -130,6 +142,12 @@ class SlotCache:
             )
         window = self.policy.plan(start_frame=start_frame, num_frames=num_frames)
         self.storage.open(slice(0, window.indices.local_end_index))
+        tokens = self.spec.frame_tokens
+        for segment in window.segments:
+            leaving = range(segment.slot // tokens, segment.slots.stop // tokens)
+            self._verify_leaving(leaving)
+            for slot in leaving:
+                self._frame_at.pop(slot, None)
         self._spans.open(window)
         return window
 
@@ -151,7 +169,7 @@ class SlotCache:
         if self._is_exact or is_last:
             for segment in window.segments:
                 new = (k_BTHD[:, segment.sources], v_BTHD[:, segment.sources])
-                rows.write(layer, self.storage.place(segment.slots), new)
+                self._write(layer, segment.slots, new, is_final=is_last)
             self._spans.written.add(layer)
             self.counters.rows_written += window.num_tokens * self.spec.batch
         num_visible = window.indices.local_end_index
@@ -164,6 +182,35 @@ class SlotCache:
         self.counters.rows_read += num_visible * self.spec.batch
         self.counters.gathers += isinstance(place, Tensor)
         return k, v
+
+    def _write(
+        self, layer: int, slots: slice, planes: Sequence[Tensor], *, is_final: bool = True
+    ) -> None:
+        stored = self.storage.rows.write(layer, self.storage.place(slots), planes)
+        if is_final and self._ledger is not None:
+            self._ledger.note(layer, slots, stored)
+
+    def damaged(self, layers: range) -> list[tuple[int, int]]:
+        found, self._left_damaged = self._left_damaged, []
+        return found + self._damaged_at(layers, self.policy.slots_kept)
+
+    def _verify_leaving(self, frame_slots: Iterable[int]) -> None:
+        """What is about to be overwritten was attended to until now; later nobody can tell."""
+        layers = range(self.spec.num_layers)
+        known = [slot for slot in frame_slots if slot in self._frame_at]
+        self._left_damaged += self._damaged_at(layers, known)
+
+    def _damaged_at(self, layers: range, frame_slots: Sequence[int]) -> list[tuple[int, int]]:
+        """Layers and latent frames; slots that lie together are read in one go."""
+        if self._ledger is None or not layers:
+            return []
+        found: list[tuple[int, int]] = []
+        tokens = self.spec.frame_tokens
+        for run in _runs(frame_slots):
+            place = self.storage.place(slice(run.start * tokens, run.stop * tokens))
+            damaged = self._ledger.damaged(layers, run, place)
+            found += [(layer, self._frame_at[slot]) for layer, slot in damaged]
+        return found
 
     def observe(self, layer: int, window: WriteWindow, q_BTHD: Tensor, k_BKHD: Tensor) -> None:
         self.policy.observe(q_BTHD, k_BKHD)
@@ -178,8 +225,13 @@ class SlotCache:
         self.counters.advances += 1
         self.counters.rows_evicted += num_evicted * spec.frame_tokens * spec.num_layers * spec.batch
         self._spans.close()
+        if self._ledger is not None:
+            self._ledger.flush()
+        self._frame_at |= dict(zip(self.policy.slots_kept, self.frames_kept, strict=True))
 
     def reset(self) -> None:
+        self._verify_leaving(sorted(self._frame_at))
+        self._frame_at.clear()
         self._spans.reset()
         self.policy.reset()
         self.storage.clear()
@@ -210,3 +262,17 @@ class SlotCache:
         if not self.scores_digest:
             return rows
         return hashlib.blake2b((rows + self.scores_digest).encode(), digest_size=16).hexdigest()
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[range]:
+    """Ascending `numbers` as ranges without gaps."""
+    run = range(0)
+    for number in numbers:
+        if run and number == run.stop:
+            run = range(run.start, number + 1)
+            continue
+        if run:
+            yield run
+        run = range(number, number + 1)
+    if run:
+        yield run

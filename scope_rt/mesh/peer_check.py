@@ -1,7 +1,8 @@
 """Generator ranks that differ, or slow each other down, are detected before the next collective.
 
 Every N chunks each rank tells the others, in one small gather, the scalars of the chunk it is about
-to run, where its cache stands and how long it computed, and looks at its own weights again.
+to run, where its cache stands, its numeric settings and how long it computed. After every chunk
+they compare what all of them must have computed alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,6 @@ from statistics import median
 from scope_contracts.parity import ScalarDigest
 from scope_contracts.wire import CanonicalMessage
 from scope_rt.checks import Checks
-from scope_rt.models.fingerprint import Fingerprint
 
 NUM_REMEMBERED = 16
 """Chunks whose times a rank is measured by."""
@@ -30,6 +30,7 @@ class PeerReport(CanonicalMessage):
 
     digest: ScalarDigest
     busy_ms: float
+    numerics: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,47 +45,57 @@ class PeerCheck:
     rank: int
     every: int
     gather: Callable[[bytes], list[bytes]] | None
-    fingerprint: Fingerprint
     waited_s: Callable[[], float]
     check_peers: Callable[[], None] = no_peers
     """Raises the LinkError of a rank that was lost meanwhile; GPU sums that were ended do not."""
     slow_factor: float = 0.0
+    compares_results: bool = False
+    numerics: Callable[[], str] = str
+    """This process's numeric settings, where they are watched."""
     checks: Checks = field(default_factory=Checks)
     _num_chunks: int = 0
     _waited_before_s: float = 0.0
     _busy_ms: list[float] = field(default_factory=list)
+    _numerics_at_start: str | None = None
 
     def before(self, digest: ScalarDigest) -> None:
         """Compare, if it is due, what the ranks are about to run.
 
         Raises:
-            ParityError: naming the scalar, both values and both ranks.
-            FingerprintError: this rank's weights changed.
+            ParityError: naming the scalar or the numeric setting, both values and both ranks.
+            IntegrityError: this process's numeric settings changed.
             SlowRankError: naming the rank.
             FieldError, WireError: a rank's report cannot be read.
         """
         due = self._num_chunks % self.every == 0
         self._num_chunks += 1
         self._waited_before_s = self.waited_s()
-        if not due:
+        now = self.numerics()
+        at_start = self._numerics_at_start = self._numerics_at_start or now
+        self.checks.numerics(self.rank, digest.chunk_index, now=now, at_start=at_start)
+        if not due or self.gather is None:
             return
-        weights = self.fingerprint
-        self.checks.weights(self.rank, digest.chunk_index, weights.checksums, weights.now)
-        if self.gather is None:
-            return
-        mine = PeerReport(digest=digest, busy_ms=self._usual_ms())
+        mine = PeerReport(digest=digest, busy_ms=self._usual_ms(), numerics=now)
         reports = [PeerReport.decode(data) for data in self.gather(mine.encode())]
         self.checks.scalars([report.digest for report in reports], self.ranks)
+        self.checks.same_numerics([report.numerics for report in reports], self.ranks)
         self._check_pace(digest.chunk_index, [report.busy_ms for report in reports])
 
-    def after(self, chunk: int, elapsed_ms: float) -> None:
+    def after(self, chunk: int, elapsed_ms: float, result: bytes) -> None:
         """Note how long this rank computed; alone, it is measured against its own past.
+
+        Compares `result`, a digest, with those of the others.
 
         Raises:
             LinkError: a rank was lost while this one computed.
+            IntegrityError: ranks computed different results; naming those that are alone with
+                theirs.
             SlowRankError: this rank became far slower.
         """
         self.check_peers()
+        if self.gather is not None and self.compares_results:
+            digests = [data.hex() for data in self.gather(result)]
+            self.checks.replicated(chunk, digests, self.ranks)
         busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
         if self.gather is None:
             self._check_pace(chunk, [max(busy_ms, self._usual_ms()), self._usual_ms()])

@@ -8,11 +8,13 @@ loaded with the checkpoint, and continue at rank0's resume point.
 from dataclasses import replace
 
 from scope_contracts.envelope import PlanId
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys
 from scope_rt.collectives import SoloCollectives
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
+from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
@@ -30,6 +32,7 @@ from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.shards import is_sharded
+from scope_rt.numerics import numeric_settings
 from scope_rt.stream_identity import check_environment, parity_keys
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.trace import Span, decode_spans, encode_spans
@@ -176,7 +179,9 @@ class Rank:
 
     def _load_generator(self) -> ChunkGenerator:
         setup, group = self._setup, self._groups.sums or SoloCollectives()
-        cache = open_frame_cache(setup.cache_spec, group=group, device=setup.device)
+        cache = open_frame_cache(
+            setup.cache_spec, group=group, device=setup.device, finds_damage=self._verifies
+        )
         model = setup.model.transformer(group, dtype=setup.dtype, device=setup.device)
         return ChunkGenerator(
             model=self._instruments.faults.reach(FaultPoint.LOADED, -1, model),
@@ -186,6 +191,10 @@ class Rank:
             noise=SeededNoise(),
             feedback=self._feedback,
         )
+
+    @property
+    def _verifies(self) -> bool:
+        return self._setup.config.integrity.level is not IntegrityLevel.OFF
 
     def _make_worker(self, generator: ChunkGenerator, position: StreamPosition) -> Worker:
         setup, sums = self._setup, self._groups.sums
@@ -202,12 +211,25 @@ class Rank:
                 rank=setup.environment.rank,
                 every=setup.config.mesh.digest_every,
                 gather=None if self._groups.digests is None else self._groups.digests.gather,
-                fingerprint=self._fingerprint or Fingerprint(generator.model),
                 waited_s=(lambda: 0.0) if sums is None else (lambda: sums.wait_s),
                 # Not a method of this object: in a circle, groups would outlive their session.
                 check_peers=no_peers if self._world is None else self._world.heartbeat.check,
                 slow_factor=setup.config.mesh.slow_rank_factor,
+                compares_results=self._verifies,
+                numerics=numeric_settings if self._verifies else str,
                 checks=self._instruments.checks,
             ),
+            audit=self._audit_of(generator) if self._verifies else None,
             instruments=self._instruments,
+        )
+
+    def _audit_of(self, generator: ChunkGenerator) -> StateAudit:
+        config = self._setup.config.integrity
+        assert self._fingerprint is not None, "a generator rank has loaded"
+        return StateAudit(
+            rank=self._setup.environment.rank,
+            weights=self._fingerprint,
+            generator=generator,
+            within=1 if config.level is IntegrityLevel.STRICT else config.verify_within,
+            checks=self._instruments.checks,
         )

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from scope_contracts.parity import HASH_BYTES, ScalarDigest
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_rt.faults import FaultPoint, Faults
 from scope_rt.instruments import Instruments
+from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
@@ -48,10 +50,12 @@ class Worker:
         geometry: ChunkGeometry,
         lifecycle: Lifecycle,
         peer_check: PeerCheck,
+        audit: StateAudit | None = None,
         instruments: Instruments | None = None,
     ) -> None:
+        """Without an `audit`, what the rank holds is not verified."""
         self._generator, self._geometry = generator, geometry
-        self._lifecycle, self._peer_check = lifecycle, peer_check
+        self._lifecycle, self._peer_check, self._audit = lifecycle, peer_check, audit
         self._instruments = instruments or Instruments()
 
     def admit(self, envelope: PPEnvelope) -> None:
@@ -70,6 +74,8 @@ class Worker:
         Raises:
             LifecycleError: the envelope may not run here and now.
             ParityError: another generator rank is about to run something else.
+            IntegrityError: this rank holds or computed something wrong, or ranks differ in what
+                they computed.
             LinkError: a rank of the group was lost on the way.
         """
         chunk, faults = envelope.chunk_index, self._instruments.faults
@@ -84,11 +90,14 @@ class Worker:
                 latents = self._generator.generate(
                     envelope, tensors, self._enter_call(budget, envelope)
                 )
+            latents = latents.cpu()
             elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
-            self._peer_check.after(chunk, elapsed_ms)
+            if self._audit is not None:
+                self._audit.verify(chunk)
+            self._peer_check.after(chunk, elapsed_ms, self._result_digest(latents))
         self._lifecycle = self._instruments.checks.commit(entered, budget.observed)
         state = torch.frombuffer(bytearray(self._digest(envelope).hash()), dtype=torch.uint8)
-        out = {LATENTS_OUT: latents.cpu(), STATE_DIGEST: state}
+        out = {LATENTS_OUT: latents, STATE_DIGEST: state}
         result = PPResult(
             call_id=envelope.call_id,
             chunk_index=chunk,
@@ -123,6 +132,13 @@ class Worker:
         return ScalarDigest.of(
             envelope, generator.cache.indices, conditioning=generator.text_digest
         )
+
+    def _result_digest(self, latents: Tensor) -> bytes:
+        """BLAKE2b over what every rank of the group must have drawn and computed alike."""
+        digest = blake2b(digest_size=HASH_BYTES)
+        for tensor in (*self._generator.noise_drawn, latents):
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.digest()
 
     def _enter_call(self, budget: CallBudget, envelope: PPEnvelope) -> Callable[[], None]:
         """What the generator announces every call to."""

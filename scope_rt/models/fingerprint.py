@@ -25,13 +25,13 @@ class Fingerprint:
     def __init__(self, model: nn.Module, group: Collectives | None = None) -> None:
         """`model` holds the slices of this rank of `group`; without one, whole weights."""
         self._group = group or SoloCollectives()
-        self._weights = dict(model.named_parameters())
-        self.checksums: Checksums = {name: self.now(name) for name in self._weights}
+        self._model = model
+        self.checksums: Checksums = {name: self.now(name) for name, _ in model.named_parameters()}
 
     def now(self, name: str) -> int:
-        """The checksum of the weight `name` as it is in memory."""
-        return shard_digest(self._weights[name], shard_of(name, self._group))
+        """The checksum of the weight `name` as the model has it in memory."""
+        return shard_digest(self._model.get_parameter(name), shard_of(name, self._group))
 
     def num_bytes(self, name: str) -> int:
         """What `now` reads."""
-        return self._weights[name].nbytes
+        return self._model.get_parameter(name).nbytes

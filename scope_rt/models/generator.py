@@ -22,6 +22,7 @@ from scope_contracts.envelope import (
 from scope_contracts.errors import OrderError, ParityError
 from scope_rt.attention.backend import AttentionBackend
 from scope_rt.attention.key_bias import KeyBias, key_bias
+from scope_rt.bit_digest import bit_digest
 from scope_rt.kv_cache.frame_cache import FrameCache, WriteWindow
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.feedback import Feedback, own_latents
@@ -98,8 +99,16 @@ class ChunkGenerator:
     """The latent frame of the epoch that sits at the cache's position 0."""
     text_digest: str = ""
     """Digest of the conditioning in effect."""
+    derived_digests: dict[str, int] = field(default_factory=dict)
+    """Of what was computed once and is used for many chunks, as it was when it was made."""
     _text: Sequence[TextKV] = ()
     _modulations: dict[float, Modulation] = field(default_factory=dict)
+    _drawn: list[Tensor] = field(default_factory=list)
+
+    @property
+    def noise_drawn(self) -> Sequence[Tensor]:
+        """The re-noise of the last chunk, in order: equal on all ranks."""
+        return self._drawn
 
     @torch.inference_mode()
     def generate(
@@ -126,6 +135,7 @@ class ChunkGenerator:
             embeds = tensors[CONDITIONING_EMBEDS]
             self._text = self.model.text_kv(self._on_device(embeds)[:, None])
             self.text_digest = digest_of(embeds)
+            self._note(_text_tensors(self._text))
         elif CONDITIONING_EMBEDS in tensors:
             self._check_text(envelope, digest_of(tensors[CONDITIONING_EMBEDS]))
         if not self._text:
@@ -141,6 +151,7 @@ class ChunkGenerator:
         rope = self._rope(range(start, start + num_frames), grid)
         biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias)
         steps = envelope.denoising_step_list
+        self._drawn = []
         for index, timestep in enumerate(steps):
             biased.is_last = not envelope.clean_pass and index + 1 == len(steps)
             flow = self._call(x, timestep, rope, biased, enter_call, start)
@@ -203,6 +214,7 @@ class ChunkGenerator:
         if timestep not in self._modulations:
             times = torch.full((1, 1), timestep, dtype=torch.float64, device=self.cache.device)
             self._modulations[timestep] = self.model.modulation(times)
+            self._note(_modulation_tensors(timestep, self._modulations[timestep]))
         return self._modulations[timestep]
 
     def _attention(self, window: WriteWindow, num_frames: int, bias: float) -> CachedSelfAttention:
@@ -234,7 +246,30 @@ class ChunkGenerator:
             step=step,
             shape=tuple(x0.shape),
         )
+        self._drawn.append(noise)
         return noise.to(x0.device, x0.dtype)
+
+    def _note(self, made: dict[str, Tensor]) -> None:
+        self.derived_digests |= {name: bit_digest(tensor) for name, tensor in made.items()}
+
+    def derived_tensors(self) -> dict[str, Tensor]:
+        """The tensors in use now that `derived_digests` are of, by name."""
+        tensors = _text_tensors(self._text)
+        for timestep, modulation in self._modulations.items():
+            tensors |= _modulation_tensors(timestep, modulation)
+        return tensors
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.cache.device)
+
+
+def _text_tensors(text: Sequence[TextKV]) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {}
+    for layer, kv in enumerate(text):
+        named |= {f"text keys of layer {layer}": kv.k, f"text values of layer {layer}": kv.v}
+    return named
+
+
+def _modulation_tensors(timestep: float, made: Modulation) -> dict[str, Tensor]:
+    name = f"modulation of timestep {timestep:g}"
+    return {f"{name}, layers": made.layers, f"{name}, head": made.head}

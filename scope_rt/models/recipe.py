@@ -43,6 +43,9 @@ class Recipe:
     """Context of a recompute; 0 for a model that keeps its cache by clean passes."""
     warp_steps: bool = True
     """Whether the schedule warps the nominal steps before the model is fed them."""
+    latent_limit: float | None = None
+    """No number of a chunk's latents is larger than this, unless it was computed wrong; None where
+    that is not known."""
 
     @property
     def schedule(self) -> FlowSchedule:
@@ -104,13 +107,14 @@ class Recipe:
             raise UserInputError(
                 f"{path} is no JSON object; want one with the entries {', '.join(sorted(names))}"
             )
-        if set(raw) != names:
-            wrong = {"unknown": set(raw) - names, "missing": names - set(raw)}
+        missing = names - set(raw) - _OPTIONAL
+        if missing or set(raw) - names:
+            wrong = {"unknown": set(raw) - names, "missing": missing}
             said = [f"{kind} entries: {', '.join(sorted(n))}" for kind, n in wrong.items() if n]
             raise UserInputError(f"{path}: {'; '.join(said)}; correct the file")
         try:
             for name, (fits, want) in _ENTRIES.items():
-                if not fits(raw[name]):
+                if name in raw and not fits(raw[name]):
                     raise ValueError(f"{name} is {raw[name]!r}, want {want}")
             raw["denoising_steps"] = tuple(map(float, raw["denoising_steps"]))
             raw["cache_upkeep"] = CacheUpkeep(raw["cache_upkeep"])
@@ -184,6 +188,11 @@ _ENTRIES: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "cache_upkeep": (lambda value: value in list(CacheUpkeep), " or ".join(CacheUpkeep)),
         "kv_cache_num_frames": _whole(0),
         "warp_steps": (lambda value: type(value) is bool, "true or false"),
+        "latent_limit": (
+            lambda value: value is None or (_is_number(value) and value > 0),
+            "a number above 0, or null",
+        ),
     }
 )
 """What each entry of the file may be, by itself."""
+_OPTIONAL = frozenset({"latent_limit"})

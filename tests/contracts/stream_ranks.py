@@ -58,6 +58,7 @@ class CountingGenerator:
         self.cache = open_frame_cache(CACHE, device=torch.device("cpu"))
         self.extra_calls = 0
         self.text_digest = ""
+        self.noise_drawn = ()
         self._origin = 0
 
     def generate(
@@ -96,7 +97,7 @@ class NoPeers:
 
     def before(self, digest: ScalarDigest) -> None: ...
 
-    def after(self, chunk: int, elapsed_ms: float) -> None: ...
+    def after(self, chunk: int, elapsed_ms: float, result: bytes) -> None: ...
 
 
 class WorkerSide:

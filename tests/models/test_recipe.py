@@ -21,6 +21,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "cache_upkeep": (None, "magic", 1, []),
     "kv_cache_num_frames": (None, "0", 0.0, -1, 4),
     "warp_steps": (None, "true", 1, 0),
+    "latent_limit": ("30", True, 0, -1.0),
 }
 """Of a recipe with clean passes, a block of 3 and a window of 6."""
 

@@ -41,7 +41,7 @@ def test_the_documented_defaults_are_those_of_the_reader() -> None:
         if re.fullmatch(r"`.+`", default):
             given[name.removesuffix(" =").strip("`")] = default.strip("`")
     assert given.pop(LOG_LEVEL) == logs.DEFAULT_LEVEL
-    assert len(given) == 10
+    assert len(given) == 12
     untouched = StreamConfig.load(environ={})
     for name, value in given.items():
         assert StreamConfig.load(environ={name: value}) == untouched, name

@@ -1,0 +1,1 @@
+"""Evidence that what is held and what is computed is right."""

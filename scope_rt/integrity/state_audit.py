@@ -1,0 +1,120 @@
+"""What a rank holds from chunk to chunk is verified in rotation, all of it within M chunks.
+
+Weights, text K/V and modulations have the digests they had when they were loaded or made, cached
+rows those of what was written. In `strict` all of it is verified with every chunk. A chunk is
+verified after it was computed and before it leaves the rank: what was changed earlier and is still
+in use is found with the chunk, or within M.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from scope_contracts.weights import Checksums
+from scope_rt.bit_digest import bit_digest
+from scope_rt.checks import Checks
+from scope_rt.models.generator import ChunkGenerator
+
+
+class Digests(Protocol):
+    """Tensors by name, and the digest each had when it was noted."""
+
+    @property
+    def checksums(self) -> Checksums: ...
+
+    def now(self, name: str) -> int: ...
+
+    def num_bytes(self, name: str) -> int: ...
+
+
+class DerivedState:
+    """What a generator computed once and uses for many chunks: text K/V and modulations.
+
+    Read where it is used, so that a tensor that was replaced counts as changed too.
+    """
+
+    def __init__(self, generator: ChunkGenerator) -> None:
+        self._generator = generator
+
+    @property
+    def checksums(self) -> Checksums:
+        return self._generator.derived_digests
+
+    def now(self, name: str) -> int:
+        return bit_digest(self._generator.derived_tensors()[name])
+
+    def num_bytes(self, name: str) -> int:
+        return self._generator.derived_tensors()[name].nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is verified in one go: tensors by name, or a layer of the cache."""
+
+    digests: Digests | None
+    name: str
+    layer: int
+    num_bytes: int
+
+
+class StateAudit:
+    """One generator rank's rotation."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        weights: Digests,
+        generator: ChunkGenerator,
+        within: int,
+        checks: Checks,
+    ) -> None:
+        """`within` is M, in chunks."""
+        self._rank, self._within, self._checks = rank, within, checks
+        self._weights, self._derived = weights, DerivedState(generator)
+        self._cache = generator.cache
+        self._next = 0
+
+    def verify(self, chunk: int) -> None:
+        """Verify the next share, after `chunk` was computed; reads it once.
+
+        Raises:
+            FingerprintError, IntegrityError: naming rank, and weight, tensor, or layer and frame.
+        """
+        due = list(self._due())
+        for digests, check in (
+            (self._weights, self._checks.weights),
+            (self._derived, self._checks.derived),
+        ):
+            names = [part.name for part in due if part.digests is digests]
+            noted = {name: digests.checksums[name] for name in names}
+            check(self._rank, chunk, noted, digests.now)
+        layers = [part.layer for part in due if part.digests is None]
+        runs = [range(layer, layer + 1) for layer in layers]
+        if layers and max(layers) - min(layers) + 1 == len(layers):
+            runs = [range(min(layers), max(layers) + 1)]
+        # Rows that the chunk has overwritten were verified before; no layer is read for that.
+        damaged = [found for run in (range(0), *runs) for found in self._cache.damaged(run)]
+        self._checks.rows(self._rank, chunk, damaged)
+
+    def _due(self) -> Iterator[_Part]:
+        """The next parts in turn: their share of all bytes, none twice."""
+        parts = self._parts()
+        left = -(-sum(part.num_bytes for part in parts) // self._within)
+        for _ in range(len(parts)):
+            if left <= 0:
+                return
+            part = parts[self._next % len(parts)]
+            self._next = (self._next + 1) % len(parts)
+            left -= part.num_bytes
+            yield part
+
+    def _parts(self) -> list[_Part]:
+        layers = range(self._cache.spec.num_layers)
+        rows = [_Part(None, "", layer, self._cache.num_bytes // len(layers)) for layer in layers]
+        named = [
+            _Part(digests, name, -1, digests.num_bytes(name))
+            for digests in (self._weights, self._derived)
+            for name in digests.checksums
+        ]
+        return named + rows
