@@ -11,7 +11,7 @@ from scope_rt.kv_cache.heavy_frames import HeavyFrames
 from scope_rt.kv_cache.ring import NewestFrames
 from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.row_store import RowStore
-from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
+from scope_rt.kv_cache.slot_cache import FrameStorage, InPlace, SlotCache, SlotPolicy
 
 
 def open_frame_cache(
@@ -33,19 +33,19 @@ def open_frame_cache(
     group = group or SoloCollectives()
     rows = slots_for(spec, tp_degree=group.size, device=device)
     ledger = RowLedger(rows, frame_tokens=spec.frame_tokens) if finds_damage else None
+    storage: FrameStorage = InPlace(rows)
+    if spec.kind is CacheKind.PAGED:
+        pool = PagePool(rows, page_tokens=spec.frame_tokens)
+        storage = PagedFrames(pool, frame_tokens=spec.frame_tokens)
+    policy: SlotPolicy
     match spec.kind:
-        case CacheKind.PAGED:
-            pool = PagePool(rows, page_tokens=spec.frame_tokens)
-            storage = PagedFrames(pool, frame_tokens=spec.frame_tokens)
-            return SlotCache(spec, policy=NewestFrames(spec), storage=storage, ledger=ledger)
-        case CacheKind.H2O:
-            return SlotCache(
-                spec, policy=HeavyFrames(spec, group), storage=InPlace(rows), ledger=ledger
-            )
         case CacheKind.HIERARCHICAL:
             return GistCache(spec, policy=GistFrames(spec), storage=InPlace(rows), ledger=ledger)
+        case CacheKind.H2O:
+            policy = HeavyFrames(spec, group)
         case _:
-            return SlotCache(spec, policy=NewestFrames(spec), storage=InPlace(rows), ledger=ledger)
+            policy = NewestFrames(spec)
+    return SlotCache(spec, policy=policy, storage=storage, ledger=ledger)
 
 
 def slots_for(spec: KVCacheSpec, *, tp_degree: int, device: torch.device) -> RowStore:
