@@ -35,31 +35,33 @@ def bit_digest(tensor: Tensor, *, first_row: int = 0, first_column: int = 0) -> 
     It stands at `first_row` and `first_column` of the whole of which it is a shard. Blocks until
     the tensor's device has computed it.
     """
-    digests = row_digests(tensor, first_column=first_column)
-    weights = position_weights(len(digests), first=first_row, device=digests.device)
+    num_rows = tensor.shape[0] if tensor.dim() else 1
+    rows = tensor.reshape(num_rows, tensor.numel() // max(1, num_rows))
+    digests = row_digests(rows, first_column=first_column)
+    weights = position_weights(num_rows, first=first_row, device=digests.device)
     return int((digests * weights).sum()) % MODULUS
 
 
-def row_digests(tensor: Tensor, *, first_column: int = 0) -> Tensor:
-    """The digest of each row by itself, int64 of the same bits, `[rows]`, on the tensor's device.
+def row_digests(rows: Tensor, *, first_column: int = 0) -> Tensor:
+    """The digest of each row `[..., columns]` by itself, int64 of the same bits, `[...]`.
 
-    Blocks nothing where that is not the CPU.
+    Copies nothing where the numbers of a row lie together, and blocks nothing on a device other
+    than the CPU.
     """
-    num_rows = tensor.shape[0] if tensor.dim() else 1
-    rows = tensor.detach().reshape(num_rows, tensor.numel() // max(1, num_rows)).contiguous()
-    words = rows.view(_WORDS[rows.element_size()])
-    size, words_a_number = words.element_size(), words.shape[1] // max(1, rows.shape[1])
-    columns = _weights(_COLUMNS, first_column * words_a_number, words.shape[1])
+    words = rows.detach().view(_WORDS[rows.element_size()])
+    size, words_a_number = words.element_size(), words.shape[-1] // max(1, rows.shape[-1])
+    columns = _weights(_COLUMNS, first_column * words_a_number, words.shape[-1])
     if words.device.type != "cpu":
         return _weighted(words, torch.from_numpy(columns.view(np.int64)).to(words.device))
     unsigned = words.numpy().view(_UNSIGNED[size])  # numpy needs no copy in 64 bits
-    return torch.from_numpy(np.einsum("rc,c->r", unsigned, columns).view(np.int64))
+    return torch.from_numpy(np.einsum("...c,c->...", unsigned, columns).view(np.int64))
 
 
-def _weighted(words_RC: Tensor, columns_C: Tensor) -> Tensor:
-    mask = _MASKS[words_RC.element_size()]
-    pieces = words_RC.split(max(1, _PIECE // max(1, words_RC.shape[1])))
-    return torch.cat([((piece.long() & mask) * columns_C).sum(1) for piece in pieces])
+def _weighted(words: Tensor, columns_C: Tensor) -> Tensor:
+    mask, flat_RC = _MASKS[words.element_size()], words.reshape(-1, words.shape[-1])
+    pieces = flat_RC.split(max(1, _PIECE // max(1, words.shape[-1])))
+    sums = torch.cat([((piece.long() & mask) * columns_C).sum(1) for piece in pieces])
+    return sums.view(words.shape[:-1])
 
 
 def position_weights(count: int, *, first: int = 0, device: torch.device) -> Tensor:

@@ -19,6 +19,9 @@ class Experiment:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "bench_contract": Experiment("scope_lab.bench_contract", "what the contract costs a chunk"),
+    "bench_integrity": Experiment(
+        "scope_lab.bench_integrity", "what verifying numbers and state costs a chunk"
+    ),
     "bench_snapshot": Experiment("scope_lab.bench_snapshot", "what it costs to be able to resume"),
     "bench_stream": Experiment("scope_lab.bench_stream", "frames/s of every part of a stream"),
     "eval_tiny": Experiment("scope_lab.tiny.evaluate", "the embedded model as a viewer sees it"),

@@ -73,6 +73,7 @@ class StateAudit:
         self._rank, self._within, self._checks = rank, within, checks
         self._weights, self._derived = weights, DerivedState(generator)
         self._cache = generator.cache
+        self._parts: list[_Part] = []
         self._next = 0
 
     def verify(self, chunk: int) -> None:
@@ -99,7 +100,7 @@ class StateAudit:
 
     def _due(self) -> Iterator[_Part]:
         """The next parts in turn: their share of all bytes, none twice."""
-        parts = self._parts()
+        parts = self._all_parts()
         left = -(-sum(part.num_bytes for part in parts) // self._within)
         for _ in range(len(parts)):
             if left <= 0:
@@ -109,12 +110,15 @@ class StateAudit:
             left -= part.num_bytes
             yield part
 
-    def _parts(self) -> list[_Part]:
-        layers = range(self._cache.spec.num_layers)
-        rows = [_Part(None, "", layer, self._cache.num_bytes // len(layers)) for layer in layers]
-        named = [
-            _Part(digests, name, -1, digests.num_bytes(name))
-            for digests in (self._weights, self._derived)
-            for name in digests.checksums
-        ]
-        return named + rows
+    def _all_parts(self) -> list[_Part]:
+        """In an order that stays, found anew when something more was derived."""
+        num_layers = self._cache.spec.num_layers
+        num_tensors = len(self._weights.checksums) + len(self._derived.checksums)
+        if len(self._parts) < num_tensors + num_layers:
+            size = self._cache.num_bytes // num_layers
+            self._parts = [_Part(None, "", layer, size) for layer in range(num_layers)] + [
+                _Part(digests, name, -1, digests.num_bytes(name))
+                for digests in (self._weights, self._derived)
+                for name in digests.checksums
+            ]
+        return self._parts

@@ -36,8 +36,9 @@ class RowLedger:
 
         Blocks nothing on another device.
         """
-        self._pending.append((layer, slots, [part for plane in stored for part in plane]))
-        self._pending_bytes += sum(part.nbytes for part in self._pending[-1][2])
+        parts = [part for plane in stored for part in plane]
+        self._pending.append((layer, slots, parts))
+        self._pending_bytes += sum(part.nbytes for part in parts)
         if self._pending_bytes > _MOST_PENDING_BYTES:
             self.flush()
 
@@ -52,9 +53,9 @@ class RowLedger:
             for slot in range(slots.start, slots.stop, size)
         ]
         by_part = zip(*(parts for _, _, parts in self._pending), strict=True)
-        digests = self._digests_of([torch.cat(parts, dim=1) for parts in by_part])
-        at_LF = torch.tensor(places, device=digests.device)
-        self._digests_LF[at_LF[:, 0], at_LF[:, 1]] = digests
+        rows_PBT = _rows_of([torch.cat(parts, dim=1) for parts in by_part])
+        at_LF = torch.tensor(places, device=rows_PBT.device)
+        self._digests_LF[at_LF[:, 0], at_LF[:, 1]] = self._frames_of(rows_PBT)
         self._pending, self._pending_bytes = [], 0
 
     def damaged(self, layers: range, frame_slots: range, place: Slots) -> Sequence[tuple[int, int]]:
@@ -65,18 +66,20 @@ class RowLedger:
         self.flush()
         at, frames = slice(layers.start, layers.stop), slice(frame_slots.start, frame_slots.stop)
         parts = [part[at][:, :, place] for plane in self._rows.parts for part in plane]
-        differs_LF = self._digests_of(parts) != self._digests_LF[at, frames]
+        rows_PLBT = _rows_of(parts)
+        differs_LF = self._frames_of(rows_PLBT.movedim(0, 1)) != self._digests_LF[at, frames]
         if not differs_LF.any():
             return []
         found = differs_LF.nonzero().tolist()
         return [(layers[layer], frame_slots[frame]) for layer, frame in found]
 
-    def _digests_of(self, parts: Sequence[Tensor]) -> Tensor:
-        """One digest a frame, `[..., F]`, over all parts `[..., B, T, heads, width]`."""
-        total = torch.zeros((), dtype=torch.int64, device=self._weights_PBT.device)
-        for part, weights_BT in zip(parts, self._weights_PBT, strict=True):
-            *above, batch, tokens = part.shape[:-2]
-            rows = row_digests(part.flatten(-2).flatten(0, -2))
-            rows = rows.view(*above, batch, tokens // self._frame_tokens, self._frame_tokens)
-            total = total + (rows * weights_BT[:, None]).sum((-3, -1))
-        return total
+    def _frames_of(self, rows_PBT: Tensor) -> Tensor:
+        """One digest a frame, `[..., F]`, over all parts and batch rows: `[..., P, B, T]`."""
+        rows = rows_PBT.unflatten(-1, (-1, self._frame_tokens))
+        weighted: Tensor = rows * self._weights_PBT[:, :, None]
+        return weighted.sum((-4, -3, -1))
+
+
+def _rows_of(parts: Sequence[Tensor]) -> Tensor:
+    """The digest of every row of every part: `[parts, ..., B, T]`."""
+    return torch.stack([row_digests(part.flatten(-2)) for part in parts])

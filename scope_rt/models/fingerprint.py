@@ -24,14 +24,18 @@ class Fingerprint:
 
     def __init__(self, model: nn.Module, group: Collectives | None = None) -> None:
         """`model` holds the slices of this rank of `group`; without one, whole weights."""
-        self._group = group or SoloCollectives()
-        self._model = model
-        self.checksums: Checksums = {name: self.now(name) for name, _ in model.named_parameters()}
+        group = group or SoloCollectives()
+        self._places = {
+            name: (model.get_submodule(name.rpartition(".")[0]), shard_of(name, group))
+            for name, _ in model.named_parameters()
+        }
+        self.checksums: Checksums = {name: self.now(name) for name in self._places}
 
     def now(self, name: str) -> int:
         """The checksum of the weight `name` as the model has it in memory."""
-        return shard_digest(self._model.get_parameter(name), shard_of(name, self._group))
+        module, shard = self._places[name]
+        return shard_digest(getattr(module, name.rpartition(".")[2]), shard)
 
     def num_bytes(self, name: str) -> int:
         """What `now` reads."""
-        return self._model.get_parameter(name).nbytes
+        return int(getattr(self._places[name][0], name.rpartition(".")[2]).nbytes)
