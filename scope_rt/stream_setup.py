@@ -141,6 +141,15 @@ class StreamSetup:
         if self.environment.rank == 0:
             _ = self.text_encoder
 
+    def release_parts(self) -> None:
+        """Let go of codec, text encoder and embeddings: who only starts ranks holds none.
+
+        What is asked for afterwards is loaded again.
+        """
+        for part in ("codec", "text_encoder"):
+            vars(self).pop(part, None)
+        self._encoded.clear()
+
     @property
     def num_tail_frames(self) -> int:
         """Latent frames that rebuild the decoder and the context of a resumed stream."""

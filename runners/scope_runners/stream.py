@@ -109,6 +109,7 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
     check_machine(job, num_cores=available_cores(), num_gpus=torch.cuda.device_count())
     check_outputs(job)
     check_nothing_is_lost(job, resumes=request.resume)
+    setup.release_parts()  # they have checked the request, and rank0 loads its own
     # Until a rank0 saves its own, the snapshot may be of an earlier stream.
     earlier = None if request.resume else look(files.snapshot)
 

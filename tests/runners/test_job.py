@@ -1,3 +1,4 @@
+import weakref
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import count
@@ -6,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from scope_contracts.errors import UserInputError
+from scope_rt.models.loading import ModelFolder
 from scope_rt.session import ScheduledEvent
+from scope_rt.text.encoder import TextEncoder
+from scope_rt.vae.codec import VideoCodec
+from scope_runners import stream
 from scope_runners.job import Timeline, check_machine, check_outputs, place_events, prepare
 from scope_runners.request import parse_stream_request
 from tests.tiny_folder import write_tiny_folder
@@ -145,3 +150,31 @@ def test_checking_the_outputs_leaves_nothing_behind(tmp_path: Path) -> None:
     files = job.files
     assert (files.contact_sheet.name, files.summary.name) == ("a.png", "a.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_are_launched_by_a_process_that_holds_no_codec_and_no_text_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside UMT5 and an autoencoder in the launcher, rank0 would load them a second time."""
+    loaded = list["weakref.ref[VideoCodec] | weakref.ref[TextEncoder]"]()
+    codec, text_encoder = ModelFolder.codec, ModelFolder.text_encoder
+
+    def watched_codec(model: ModelFolder) -> VideoCodec:
+        loaded.append(weakref.ref(part := codec(model)))
+        return part
+
+    def watched_text_encoder(model: ModelFolder) -> TextEncoder:
+        loaded.append(weakref.ref(part := text_encoder(model)))
+        return part
+
+    def launched(*arguments: object, **options: object) -> int:
+        assert len(loaded) == 2
+        assert [part() for part in loaded] == [None, None]
+        return 7
+
+    monkeypatch.setattr(ModelFolder, "codec", watched_codec)
+    monkeypatch.setattr(ModelFolder, "text_encoder", watched_text_encoder)
+    monkeypatch.setattr(stream, "launch_attempts", launched)
+    arguments = ["--prompt", "a red circle", "--plan", "pp1", "--oversubscribe"]
+    arguments += ["--out", str(tmp_path / "a.mp4")]
+    assert stream.run_here_or_launch(parse_stream_request(arguments), arguments) == 7
