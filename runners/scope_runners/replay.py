@@ -161,7 +161,9 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
     opened = stream.opened
     given = opened.model if namespace.model is None else namespace.model
     model = ModelFolder.open(given)
-    if (fingerprint := model.fingerprint()) != opened.model_fingerprint:
+    # In the dtype of use, so that one read gives what the ranks will ask for too.
+    fingerprint = model.fingerprint(TORCH_DTYPES[opened.dtype])
+    if fingerprint != opened.model_fingerprint:
         raise UserInputError(
             f"the model {given!r} is not the recorded one: its fingerprint is {fingerprint[:12]}, "
             f"recorded was {opened.model_fingerprint[:12]}; name the recorded one with --model"

@@ -5,6 +5,7 @@ import json
 import shutil
 import struct
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from scope_contracts.log_records import Control, Dropped, Finished, Opened, Plan
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import StreamConfig
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.models.content_cache import FileContent
+from scope_rt.models.folder_contents import FolderContents
 from scope_rt.record.reader import open_log
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_runners.replay import add_replay_arguments, run_replay
@@ -239,6 +242,22 @@ def test_the_recorded_past_is_let_go_of_when_the_replay_ends(
     monkeypatch.setattr("scope_runners.replay.open_log", opened_file)
     assert replay(recording, "--tolerance", "1e-4") == 0
     assert [file.closed for file in files] == [True]
+
+
+def test_a_model_that_this_machine_never_saw_is_read_once(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files_read = Counter[Path]()
+    read = FolderContents._read_file
+
+    def counted(contents: FolderContents, path: Path, *arguments: Any) -> FileContent:
+        files_read[path] += 1
+        return read(contents, path, *arguments)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(FolderContents, "_read_file", counted)
+    assert replay(recording) == 0
+    assert set(files_read.values()) == {1}
 
 
 @pytest.mark.parametrize("first", [opened(resumed_at_chunk=4), opened()])
