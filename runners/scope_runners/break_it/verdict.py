@@ -94,7 +94,7 @@ def judge(
         *([] if seen.is_hung else _code_complaints(seen)),
         *([] if has_happened else ["the fault did not happen"]),
         *_detection_complaints(expected, seen),
-        *_chunk_complaints(expected, seen, wrong, reference),
+        *_chunk_complaints(expected, seen, wrong),
         *_resume_complaints(expected, resumed_s),
     ]
     if seen.left_behind:
@@ -222,9 +222,7 @@ def _began_s(seen: Observation) -> float:
     return seen.fault_s or seen.began_s
 
 
-def _chunk_complaints(
-    expected: Expected, seen: Observation, wrong: list[Event], reference: Mapping[int, str]
-) -> list[str]:
+def _chunk_complaints(expected: Expected, seen: Observation, wrong: list[Event]) -> list[str]:
     """Every chunk once, in order; a live hard cut may leave out what it dropped."""
     complaints = []
     if wrong:
