@@ -24,7 +24,7 @@ from scope_runners.chunk_lines import (
     events_of,
     headline,
 )
-from scope_runners.recording_argument import damage_of, read_recording
+from scope_runners.recording_argument import read_recording
 from scope_runners.timeline_picture import write_timeline
 from scope_runners.wording import printable
 
@@ -48,15 +48,16 @@ def run_inspect(namespace: argparse.Namespace) -> int:
     picture: Path | None = namespace.picture
     if picture is not None and picture.exists():
         raise UserInputError(f"--picture {picture} is there already; choose another name")
-    stream = read_recording(namespace.recording)
+    recording = read_recording(namespace.recording)
+    stream = recording.stream
     lines = list(chunk_lines(stream))
     if picture is not None:
         write_timeline(stream, lines, picture, title=namespace.recording.name)
     print(to_json(stream, lines) if namespace.json else table(stream, lines), flush=True)
     if picture is not None:
         print(f"picture: {picture}", file=sys.stderr)
-    if damage := damage_of(namespace.recording, stream):
-        raise damage
+    if recording.damage:
+        raise recording.damage
     return 0
 
 

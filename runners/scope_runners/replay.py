@@ -31,7 +31,7 @@ from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
-from scope_rt.record.reader import StreamHistory, open_log, read_stream
+from scope_rt.record.reader import StreamHistory, open_log
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.topology import Topology, plan_named
@@ -43,7 +43,7 @@ from scope_runners.launcher import launch
 from scope_runners.parts import add_parts_argument, register_parts
 from scope_runners.progress import progress_bar
 from scope_runners.rank_process import guarded_rank
-from scope_runners.recording_argument import damage_of, read_recording
+from scope_runners.recording_argument import Recording, read_recording
 from scope_runners.replay_report import compare, table
 
 TOLERANCE = 1e-4
@@ -54,8 +54,7 @@ TOLERANCE = 1e-4
 class ReplayJob:
     """A recording, and how it is run again."""
 
-    recording: Path
-    stream: StreamHistory
+    recording: Recording
     events: tuple[ScheduledEvent, ...]
     model: str
     recipe: Recipe
@@ -115,8 +114,8 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
         ScopeError: the replay failed.
     """
     logs.set_up(stream=namespace.recording.name)
-    job = prepare(namespace)
     environment = LaunchEnvironment.from_environment()
+    job = prepare(namespace, environment)
     if environment.rank == 0 and namespace.record is not None and namespace.record.exists():
         raise UserInputError(f"--record {namespace.record} is there already; choose another name")
     if not environment.launched and job.topology.world_size > 1:
@@ -137,28 +136,25 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
     with TemporaryDirectory(prefix="scope-replay-") as folder:
         record = namespace.record or Path(folder) / "replay.scope"
         _run_again(job, record=record, show=not namespace.json)
-        report = compare(
-            job.stream,
-            job.recording,
-            record,
-            num_chunks=job.num_chunks,
-            tolerance=job.tolerance,
-        )
+        report = compare(job.recording, record, num_chunks=job.num_chunks, tolerance=job.tolerance)
     print(json.dumps(asdict(report), indent=2) if namespace.json else table(report), flush=True)
-    if damage := damage_of(job.recording, job.stream):
-        raise damage
+    if job.recording.damage:
+        raise job.recording.damage
     return 0 if report.passed else FAILED
 
 
-def prepare(namespace: argparse.Namespace) -> ReplayJob:
+def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> ReplayJob:
     """Read a recording and check that it can be run again here.
+
+    Gigabytes of latents are checked once, by the process that will compare them; launcher and mesh
+    ranks do what the records say.
 
     Raises:
         UserInputError: it cannot; the sentence says what to change.
     """
-    stream = read_recording(namespace.recording)
+    recording = read_recording(namespace.recording, check_blobs=False)
     register_parts(namespace.parts)
-    opened = stream.opened
+    opened = recording.stream.opened
     given = opened.model if namespace.model is None else namespace.model
     model = ModelFolder.open(given)
     # In the dtype of use, so that one read gives what the ranks will ask for too.
@@ -172,6 +168,11 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
         plan_id=opened.plan_id if namespace.plan is None else namespace.plan,
         tp_degree=opened.tp_degree if namespace.tp is None else namespace.tp,
     )
+    # Of the records alone: all ranks must come to the same.
+    same_degree = {each.tp_degree for each in recording.stream.openings} == {topology.tp_degree}
+    if environment.rank == 0 and environment.world_size == topology.world_size:
+        recording = read_recording(namespace.recording)
+    stream = recording.stream
     num_chunks = _num_replayable(stream)
     if num_chunks == 0 and any(done.latents is None for done in stream.finished.values()):
         raise UserInputError(
@@ -183,7 +184,6 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
             f"the recording {namespace.recording} has no finished chunk of the stream's first "
             "start, so there is nothing to compare; record a longer stream"
         )
-    same_degree = {opening.tp_degree for opening in stream.openings} == {topology.tp_degree}
     if not same_degree and opened.dtype is not DType.FLOAT32:
         raise UserInputError(
             f"the recording is in {opened.dtype}, in which TP degrees differ by too much to be "
@@ -191,8 +191,7 @@ def prepare(namespace: argparse.Namespace) -> ReplayJob:
         )
     bar = 0.0 if same_degree else TOLERANCE
     return ReplayJob(
-        recording=namespace.recording,
-        stream=stream,
+        recording=recording,
         events=events(stream),
         model=given,
         recipe=model.recipe,
@@ -233,7 +232,9 @@ def _run_again(job: ReplayJob, *, record: Path | None, show: bool) -> None:
                 num_chunks=job.num_chunks,
                 schedule=[event for event in job.events if event.chunk_index > 0],
             )
-            num_frames = sum(finished.num_frames for finished in job.stream.finished.values())
+            num_frames = sum(
+                finished.num_frames for finished in job.recording.stream.finished.values()
+            )
             with progress_bar(num_frames, enabled=show) as advance:
                 for chunk in chunks:
                     advance(chunk)
@@ -243,7 +244,7 @@ def _run_again(job: ReplayJob, *, record: Path | None, show: bool) -> None:
 
 def _config(job: ReplayJob, record: Path | None) -> StreamConfig:
     """The recorded configuration, on the ranks of this replay."""
-    opened = job.stream.opened
+    opened = job.recording.stream.opened
     mode, every = _recompute(opened, job.recipe)
     return StreamConfig.load(
         model=job.model,
@@ -266,23 +267,23 @@ def _feedback(job: ReplayJob) -> Iterator[Feedback]:
     if not job.tolerance:
         yield own_latents
         return
-    with open_log(job.recording) as recording:
-        yield RecordedFeedback(recording)
+    with open_log(job.recording.path) as file:
+        yield RecordedFeedback(job.recording, file)
 
 
 class RecordedFeedback:
     """Tells later chunks what a recording has of a chunk, so that rounding cannot grow."""
 
-    def __init__(self, recording: BinaryIO) -> None:
-        self._reader = LogReader(recording)
-        self._stream, self._places = read_stream(self._reader)
+    def __init__(self, recording: Recording, file: BinaryIO) -> None:
+        self._recording, self._reader = recording, LogReader(file)
 
     def __call__(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
-        if chunk_index not in self._places:
+        place = self._recording.places.get(chunk_index)
+        if place is None:
             return latents_BFCHW  # dropped by a cut: nothing after it sees it
-        spec = self._stream.finished[chunk_index].latents
+        spec = self._recording.stream.finished[chunk_index].latents
         assert spec is not None, "a log without latents is not replayed"
-        raw = bytearray(self._reader.blob(self._places[chunk_index]))
+        raw = bytearray(self._reader.blob(place))
         recorded = torch.frombuffer(raw, dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape)
         return recorded.view_as(latents_BFCHW).to(latents_BFCHW)
 

@@ -8,8 +8,9 @@ import torch
 from scope_contracts.envelope import PPEnvelope
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Finished, Opened
-from scope_rt.record.reader import StreamHistory, open_log, read_stream
+from scope_rt.record.reader import open_log, read_stream
 from scope_rt.tensors import TORCH_DTYPES
+from scope_runners.recording_argument import Recording
 from scope_runners.wording import counted
 
 _FREE = frozenset({"call_id", "plan_id", "tensors"})
@@ -49,23 +50,17 @@ class ReplayReport:
 
 
 def compare(
-    recorded: StreamHistory,
-    recording: Path,
-    replayed: Path,
-    *,
-    num_chunks: int,
-    tolerance: float,
+    recording: Recording, replayed: Path, *, num_chunks: int, tolerance: float
 ) -> ReplayReport:
     """Compare the first `num_chunks` chunks of a recording with those of its replay's recording.
 
     `tolerance` is on the largest difference of latents; 0 wants equal bits.
     """
-    differences, largest = list[Difference](), 0.0
+    recorded, differences, largest = recording.stream, list[Difference](), 0.0
     restarted = {restart.chunk_index for restart in recorded.restarts}
     indices = sorted(index for index in recorded.finished if index < num_chunks)
-    with open_log(recording) as old_file, open_log(replayed) as new_file:
+    with open_log(recording.path) as old_file, open_log(replayed) as new_file:
         old, new = LogReader(old_file), LogReader(new_file)
-        _, old_places = read_stream(old)
         stream, new_places = read_stream(new)
         for index in indices:
             free = _FREE_AFTER_RESTART if index in restarted else _FREE
@@ -75,7 +70,7 @@ def compare(
                     Difference(chunk_index=index, fields=("no result",), max_abs_diff=None)
                 )
                 continue
-            before = old.blob(old_places[index])
+            before = old.blob(recording.places[index])
             after = new.blob(new_places[index])
             diff = _max_abs_diff(recorded.finished[index], before, stream.finished[index], after)
             largest = max(largest, diff or 0.0)
@@ -83,7 +78,7 @@ def compare(
             if wrong or is_off:
                 differences.append(Difference(chunk_index=index, fields=wrong, max_abs_diff=diff))
     return ReplayReport(
-        recording=str(recording),
+        recording=str(recording.path),
         recorded_as=_layout(recorded.opened),
         replayed_as=_layout(stream.opened),
         recorded_with=_versions(recorded.opened),

@@ -19,11 +19,13 @@ from scope_contracts.log_records import Control, Dropped, Finished, Opened, Plan
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import StreamConfig
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.content_cache import FileContent
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.record.reader import open_log
 from scope_rt.session import ScheduledEvent, StreamSession
-from scope_runners.replay import add_replay_arguments, run_replay
+from scope_runners.recording_argument import read_recording
+from scope_runners.replay import add_replay_arguments, prepare, run_replay
 from tests import warm_python
 from tests.rounding import TP_CONTRACT
 from tests.stream_logs import Story, opened, story, write
@@ -205,6 +207,47 @@ def test_damage_is_told_after_what_could_be_compared(
     with pytest.raises(ContractError, match="the log is damaged"):
         replay(path)
     assert "result     equal" in capsys.readouterr().out
+
+
+def with_a_damaged_latent(recording: Path, into: Path, *, chunk_index: int) -> Path:
+    data = bytearray(recording.read_bytes())
+    data[read_recording(recording).places[chunk_index].end - 1] ^= 1
+    into.write_bytes(data)
+    return into
+
+
+def test_a_damaged_latent_is_found_by_the_process_that_compares_and_read_by_no_other(
+    recording: Path, tmp_path: Path
+) -> None:
+    path = with_a_damaged_latent(recording, tmp_path / "b.scope", chunk_index=5)
+    parser = argparse.ArgumentParser()
+    add_replay_arguments(parser)
+
+    def damage(*arguments: str, launched: bool, rank: int = 0, world_size: int) -> str | None:
+        environment = LaunchEnvironment(launched=launched, rank=rank, world_size=world_size)
+        job = prepare(parser.parse_args([str(path), *arguments]), environment)
+        assert job.num_chunks == (5 if job.recording.damage else NUM_CHUNKS)
+        return None if job.recording.damage is None else str(job.recording.damage)
+
+    pp1 = ("--plan", "pp1")
+    for found in (
+        damage(launched=False, world_size=1),
+        damage(*pp1, launched=True, world_size=2),
+    ):
+        assert "the log is damaged" in str(found)
+    assert damage(*pp1, launched=False, world_size=1) is None
+    assert damage(*pp1, launched=True, rank=1, world_size=2) is None
+
+
+def test_ranks_that_do_not_check_latents_replay_up_to_a_damaged_one(
+    recording: Path, tmp_path: Path
+) -> None:
+    path = with_a_damaged_latent(recording, tmp_path / "b.scope", chunk_index=5)
+    command = [sys.executable, "-m", "scope_runners.replay", str(path)]
+    done = warm_python.run([*command, "--plan", "tp_v1_1", "--tp", "2"], timeout=100)
+    assert done.returncode != 0
+    assert "compared   5 chunks" in done.stdout
+    assert "the log is damaged" in done.stderr
 
 
 def test_the_replays_own_recording_can_be_kept_but_replaces_no_file(
