@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun, Record
-from scope_rt.control.resume_point import NoResumePoints, ResumePoint, ResumePoints
+from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.faults import Faults
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory, read_history
@@ -74,10 +74,10 @@ class Recovery:
         return None if self.resumed is None else self.resumed.point
 
     @property
-    def resume_points(self) -> ResumePoints:
-        """Where the newest resume point is kept."""
+    def resume_points(self) -> ResumePoints | None:
+        """Where the newest resume point is kept; None where nothing is."""
         if self._store is None or self._config.log is None:
-            return NoResumePoints()
+            return None
         return SavedResumePoints(
             self._store,
             log=self._log_path,

@@ -22,7 +22,6 @@ from scope_rt.control.inbox import Directive
 from scope_rt.control.loop import StreamLoop
 from scope_rt.control.pipeline import Stages
 from scope_rt.control.planner import Planner
-from scope_rt.control.resume_point import NoResumePoints
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.rank import Rank
 from scope_rt.models.noise import SeededNoise
@@ -176,7 +175,6 @@ class Bench:
             num_tail_frames=setup.num_tail_frames,
             log=NullLog(),
             record_latents=False,
-            resume_points=NoResumePoints(),
             instruments=instruments,
         )
 

@@ -29,7 +29,6 @@ from scope_rt.control.loop import StreamLoop
 from scope_rt.control.pipeline import MeshPort, Stages
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.recompute import RecomputeAnchor
-from scope_rt.control.resume_point import NoResumePoints
 from scope_rt.faults import NoFaults
 from scope_rt.instruments import Instruments
 from scope_rt.kv_cache.factory import open_frame_cache
@@ -183,7 +182,6 @@ def drive(recording: Recording, mesh: MeshPort, plan_id: PlanId) -> Rollout:
         num_tail_frames=0,
         log=NullLog(),
         record_latents=False,
-        resume_points=NoResumePoints(),
         instruments=Instruments(),
     )
     loop.inbox.post(Directive(conditioning=Conditioning("recorded", tensors["text_embeds"])))

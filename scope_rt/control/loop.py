@@ -39,12 +39,12 @@ class StreamLoop:
         num_tail_frames: int,
         log: Log,
         record_latents: bool,
-        resume_points: ResumePoints,
         instruments: Instruments,
+        resume_points: ResumePoints | None = None,
         resumed: ResumePoint | None = None,
     ) -> None:
         """`num_tail_frames` latent frames before the oldest pending chunk rebuild decoder and
-        context."""
+        context. Without `resume_points` nobody can resume this stream."""
         self.inbox = ControlInbox()
         self._stages, self._decoder, self._instruments = stages, decoder, instruments
         self._log, self._record_latents, self._resume_points = log, record_latents, resume_points
@@ -183,10 +183,12 @@ class StreamLoop:
         self._tail = self._tail.trimmed(
             num_pending=len(self._delivery.pending), num_frames=self._num_tail_frames
         )
-        log_offset = self._log.offset
-        if self._log.failure is None:  # else a later resume point would lead beyond the log's end
-            point = resume_point(self._pipeline, self._delivery, self._tail, self.inbox.scheduled())
-            self._resume_points.save(point, log_offset=log_offset)
+        if self._resume_points is not None:
+            log_offset = self._log.offset
+            if self._log.failure is None:  # else a later one would lead beyond the log's end
+                scheduled = self.inbox.scheduled()
+                point = resume_point(self._pipeline, self._delivery, self._tail, scheduled)
+                self._resume_points.save(point, log_offset=log_offset)
         if self._when_saved is not None:
             self._when_saved()
             self._when_saved = None

@@ -137,9 +137,3 @@ class ResumePoints(Protocol):
             SnapshotError: it cannot be written; the one before is still there.
         """
         ...
-
-
-class NoResumePoints:
-    """Keeps none."""
-
-    def save(self, point: ResumePoint, *, log_offset: int) -> None: ...

@@ -31,7 +31,7 @@ from scope_rt.control.pipeline import Pipeline, Stages
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.recompute import RecomputeAnchor
-from scope_rt.control.resume_point import NoResumePoints, ResumePoint, ResumePoints
+from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import SeededNoise
 from scope_rt.record.stream_log import Log
@@ -197,7 +197,7 @@ def loop_over(
         num_tail_frames=FIELD + RECIPE.context_frames,
         log=log or MemoryLog(),
         record_latents=False,
-        resume_points=resume_points or NoResumePoints(),
+        resume_points=resume_points,
         instruments=Instruments(),
         resumed=resumed,
     )

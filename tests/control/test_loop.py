@@ -147,6 +147,18 @@ def test_a_frozen_log_saves_no_later_resume_point() -> None:
     assert points.newest.counts.next_chunk_index == 2
 
 
+def test_a_stream_that_nobody_can_resume_never_waits_for_its_log() -> None:
+    class Unasked(MemoryLog):
+        @property
+        def offset(self) -> int:
+            raise AssertionError("this blocks until all records are written")
+
+    loop = loop_over(MemoryMesh(), max_in_flight=2, log=Unasked())
+    receipt = loop.inbox.post(other_prompt())
+    assert [chunk.chunk_index for chunk in loop.run(4)] == [0, 1, 2, 3]
+    assert receipt.wait(0) is not None
+
+
 def test_a_chunk_whose_resume_point_cannot_be_saved_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
