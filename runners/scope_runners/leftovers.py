@@ -13,11 +13,14 @@ from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.wording import counted
 
 
-def check_nothing_is_lost(job: StreamJob, *, resumes: bool) -> None:
+def check_nothing_is_lost(
+    job: StreamJob, *, resumes: bool, history: StreamHistory | None = None
+) -> None:
     """Refuse to replace a stream that can be resumed, or by `--resume` a finished video.
 
     Args:
         resumes: whether the stream that is there will be resumed.
+        history: what its log tells, for who has read that already.
 
     Raises:
         UserInputError: naming what to change, also where `--resume` means another stream.
@@ -25,7 +28,8 @@ def check_nothing_is_lost(job: StreamJob, *, resumes: bool) -> None:
     files, header = job.files, SnapshotStore(job.files.snapshot).header()
     _check_no_earlier_version(files)
     log = _log_of(files, header)
-    history = read_history(log)
+    if history is None:
+        history = read_history(log)
     num_chunks = len(history.durable if header is None else history.finished)
     chunks = counted(num_chunks, "chunk")
     if is_finished(history, header, files):

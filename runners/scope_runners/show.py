@@ -53,7 +53,7 @@ class _Stage:
 
     def __init__(self, job: StreamJob, session: StreamSession) -> None:
         self.files, self.resumes = job.files, session.resumed_at_chunk is not None
-        check_nothing_is_lost(job, resumes=self.resumes)
+        check_nothing_is_lost(job, resumes=self.resumes, history=session.history)
         history = session.history or StreamHistory()
         self.num_starts = history.num_starts
         """Processes that had this stream before this one."""

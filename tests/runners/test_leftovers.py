@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from scope_contracts.log_records import Begun
-from scope_rt.record.reader import read_history
+from scope_rt import recovery
+from scope_rt.record.reader import StreamHistory, read_history
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.writer import VideoWriter
+from scope_runners import leftovers
+from scope_runners.job import OutputFiles
 from scope_runners.main import main
 from scope_runners.summary import STAGES
 from tests.runners.streams import SHORT, as_rank_0_of_torchrun, lose_the_link_after, num_frames
@@ -50,6 +53,23 @@ def test_a_lost_link_is_one_sentence_and_the_stream_can_be_resumed(
     assert [chunk["chunk_index"] for chunk in summary["chunks"]] == [0, 1, 2, 3]
     assert num_frames(out) == 48
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
+
+
+def test_the_log_of_a_resumed_stream_is_read_no_more_often_than_it_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the model is loaded, to refuse early, and when the session takes the stream up."""
+    out, read = tmp_path / "a.mp4", list[Path]()
+    lose_the_link_after(1, out)
+
+    def counted(path: Path) -> StreamHistory:
+        read.append(path)
+        return read_history(path)
+
+    monkeypatch.setattr(leftovers, "read_history", counted)
+    monkeypatch.setattr(recovery, "read_history", counted)
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert read == [OutputFiles(out, None).hidden_log] * 2
 
 
 def test_forgetting_to_resume_loses_no_stream(
