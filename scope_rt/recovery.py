@@ -30,8 +30,13 @@ class Recovery:
     """Rank0's log and snapshot of one session; a `Log` itself, which writes nothing before it is
     opened."""
 
-    def __init__(self, setup: StreamSetup, *, run_id: str, faults: Faults) -> None:
+    def __init__(
+        self, setup: StreamSetup, *, run_id: str, faults: Faults, may_replace: bool = False
+    ) -> None:
         """Read what there is to resume.
+
+        With `may_replace`, or `resume=False` in the configuration, a stream that is there and is
+        not resumed may be lost.
 
         Raises:
             UserInputError: it cannot be read, or is of another stream; it is left as it was.
@@ -41,8 +46,7 @@ class Recovery:
         self._config = config
         self._store = None if config.snapshot is None else SnapshotStore(config.snapshot)
         self.resumed = self._found() if self._store is not None else None
-        self.may_replace = config.resume is False
-        """Whether a stream that is there and is not resumed may be lost."""
+        self._may_replace = may_replace or config.resume is False
         self._log: Log = NullLog()
 
     @property
@@ -103,7 +107,7 @@ class Recovery:
         if self._config.log is None:
             return
         resumed = self.resumed
-        if resumed is None and not self.may_replace:
+        if resumed is None and not self._may_replace:
             self._check_nothing_is_lost()
         self._log = StreamLog(
             self._log_path,

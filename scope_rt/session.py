@@ -71,6 +71,8 @@ class StreamSession:
             By default the embedded model in this process, with what the environment says.
         instruments: where stages are traced, and for the break-it suite its faults.
         feedback: what later chunks see of a chunk: its own latents, except in a replay.
+        may_replace: whether `stream` may replace an earlier stream without asking, because the
+            caller looks at what is there.
 
     Raises:
         UserInputError: a setting cannot be used; the sentence says what to change.
@@ -84,6 +86,7 @@ class StreamSession:
         *,
         instruments: Instruments | None = None,
         feedback: Feedback = own_latents,
+        may_replace: bool = False,
     ) -> None:
         if not isinstance(config, StreamSetup):
             config = StreamSetup.of(config or StreamConfig.load())
@@ -113,7 +116,10 @@ class StreamSession:
             point = None
             if self.is_control_rank:
                 self._recovery = Recovery(
-                    setup, run_id=self._rank.run_id, faults=self._instruments.faults
+                    setup,
+                    run_id=self._rank.run_id,
+                    faults=self._instruments.faults,
+                    may_replace=may_replace,
                 )
                 point = self._recovery.resume_point
             if point is None:
@@ -160,15 +166,12 @@ class StreamSession:
         """The stream's log; one that writes nothing before `stream`, and where none is kept."""
         return NullLog() if self._recovery is None else self._recovery
 
-    def take_log(self, *, may_replace: bool = False) -> Log:
+    def take_log(self) -> Log:
         """The stream's log for who appends to it after this session, such as a video's writer.
 
-        The session leaves it open then; who took it closes it. `may_replace`: who took it has
-        looked at what an earlier stream left, which is not asked about again.
+        The session leaves it open then; who took it closes it.
         """
         self._closes_log = False
-        if self._recovery is not None and may_replace:
-            self._recovery.may_replace = True
         return self.log
 
     def stream(

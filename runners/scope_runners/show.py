@@ -67,7 +67,7 @@ class _Stage:
                 f"{counted(session.num_acknowledged_before, 'chunk')}, and {num_there} are there; "
                 f"{way_out}"
             )
-        self.log = session.take_log(may_replace=True)  # checked above
+        self.log = session.take_log()
         self._ledger = _Ledger(self.log, history)
         try:
             self.writer = VideoWriter(

@@ -99,7 +99,9 @@ def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int
         instruments = replace(instruments, trace=TraceRecorder(environment.rank))
     if environment.rank == 0:
         _LOG.info("settings: %s", job.setup.config.in_effect())
-        return control(job, StreamSession(job.setup, instruments=instruments), started_s=started_s)
+        # `control` looks at what an earlier stream left, and knows more of it than the session.
+        session = StreamSession(job.setup, instruments=instruments, may_replace=True)
+        return control(job, session, started_s=started_s)
     return _serve(job, instruments)
 
 
