@@ -6,7 +6,6 @@ crash of this process loses nothing before it. What cannot be written stops, the
 latents, then the log as a whole, which then ends at its last whole record.
 """
 
-import fcntl
 import logging
 import os
 import threading
@@ -31,6 +30,7 @@ from scope_contracts.log_records import (
 )
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.faults import FaultPoint, Faults, NoFaults
+from scope_rt.file_lock import open_locked
 
 _LOG = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class StreamLog:
         self._waiting: deque[Future[None]] = deque()
         self._disk = DaemonExecutor("stream-log")
         try:
-            self._file: int | None = _open_locked(path, must_exist=resume)
+            self._file: int | None = _open(path, must_exist=resume)
         except OSError as error:
             raise UserInputError(
                 f"stream log {path}: cannot be {'resumed' if resume else 'written'} "
@@ -264,26 +264,17 @@ _CLOSE_TIMEOUT_S = 1.0
 """How long a disk may take to let go of a file; its lock ends with the process at the latest."""
 
 
-def _open_locked(path: Path, *, must_exist: bool) -> int:
+def _open(path: Path, *, must_exist: bool) -> int:
     """Open `path` to read and write; raises `OSError`, or `UserInputError` where it is in use."""
     refuse_special(path)
     if not must_exist:
         path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        file = os.open(path, os.O_RDWR | (0 if must_exist else os.O_CREAT) | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_ino == os.fstat(file).st_ino:
-                return file
-        except BlockingIOError:
-            os.close(file)
-            raise UserInputError(
-                f"stream log {path}: another process is writing it; end that one or choose "
-                "another file"
-            ) from None
-        except FileNotFoundError:
-            pass  # its last owner removed it between our two lines
-        os.close(file)
+    try:
+        return open_locked(path, must_exist=must_exist)
+    except BlockingIOError:
+        raise UserInputError(
+            f"stream log {path}: another process is writing it; end that one or choose another file"
+        ) from None
 
 
 def _begun(file: int) -> int:

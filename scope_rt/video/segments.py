@@ -9,7 +9,6 @@ Packets go to the operating system first, the record of their chunk to a ledger 
 counts from the moment its record is complete. What the ledger does not name is never shown.
 """
 
-import fcntl
 import os
 import re
 import time
@@ -26,6 +25,7 @@ from av.video.stream import VideoStream
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt import output_file
+from scope_rt.file_lock import open_locked
 
 _MOST_HEADER_BYTES = 4096
 CODEC_OF_SUFFIX = {".mp4": "libx264", ".webm": "libvpx"}
@@ -216,21 +216,12 @@ def _format(segment: Segment) -> tuple[str, int, int, str, str]:
 
 def _locked(path: Path, target: Path) -> BinaryIO:
     """Open `path`, and create it where it is not; the lock ends with the process."""
-    while True:
-        file = open(path, "a+b", buffering=0)  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                return file
-        except BlockingIOError:
-            file.close()
-            raise UserInputError(
-                f"output {target}: another process is writing it; "
-                "end that one or choose another name"
-            ) from None
-        except FileNotFoundError:
-            pass  # its last owner removed it between our two lines
-        file.close()
+    try:
+        return os.fdopen(open_locked(path), "r+b", buffering=0)
+    except BlockingIOError:
+        raise UserInputError(
+            f"output {target}: another process is writing it; end that one or choose another name"
+        ) from None
 
 
 def _join(parts: Sequence[_Part], path: Path, *, fps: Fraction) -> None:
