@@ -160,19 +160,10 @@ def read_stream(reader: LogReader) -> tuple[StreamHistory, dict[int, Entry]]:
     Raises:
         ContractError: there is no whole record.
     """
-    history, places = StreamHistory(), dict[int, Entry]()
-    try:
-        for entry in reader:
-            history.add(entry.record)
-            history.num_bytes = entry.end
-            if isinstance(entry.record, Finished):
-                places[entry.record.chunk_index] = entry
-    except ContractError as error:
-        history.damage = error
+    history, places = _read(reader)
     if not history.openings:
         raise history.damage or WireError("the recording has no whole record; nothing was kept")
-    history.torn_bytes = reader.torn_bytes if history.damage is None else 0
-    return history, {index: places[index] for index in history.finished}
+    return history, places
 
 
 def read_history(path: Path) -> StreamHistory:
@@ -185,14 +176,25 @@ def read_history(path: Path) -> StreamHistory:
     """
     if not path.exists():
         return StreamHistory()
-    way_out = f"to start the stream anew, delete {path}"
-    history = StreamHistory()
     with open_log(path) as file:
-        try:
-            for entry in (reader := LogReader(file, check_blobs=False)):
-                history.add(entry.record)
-                history.num_bytes = entry.end
-        except ContractError as error:
-            raise UserInputError(f"stream log {path}: is damaged ({error}); {way_out}") from error
-        history.torn_bytes = reader.torn_bytes
+        history, _ = _read(LogReader(file, check_blobs=False))
+    if history.damage is not None:
+        raise UserInputError(
+            f"stream log {path}: is damaged ({history.damage}); to start the stream anew, delete "
+            f"{path}"
+        ) from history.damage
     return history
+
+
+def _read(reader: LogReader) -> tuple[StreamHistory, dict[int, Entry]]:
+    history, places = StreamHistory(), dict[int, Entry]()
+    try:
+        for entry in reader:
+            history.add(entry.record)
+            history.num_bytes = entry.end
+            if isinstance(entry.record, Finished):
+                places[entry.record.chunk_index] = entry
+        history.torn_bytes = reader.torn_bytes
+    except ContractError as error:
+        history.damage = error
+    return history, {index: places[index] for index in history.finished}
