@@ -36,10 +36,15 @@ def specs_by_name(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     return {name: spec_of(name, tensor) for name, tensor in tensors.items()}
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor in C order; its own where it lies so on the CPU, so they change with
+    it."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+
+
 def digest_of(tensor: Tensor) -> str:
     """BLAKE2b of a tensor's bytes, 16 bytes in hexadecimal."""
-    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return hashlib.blake2b(raw.data, digest_size=16).hexdigest()
+    return hashlib.blake2b(bytes_of(tensor), digest_size=16).hexdigest()
 
 
 def empty(spec: TensorSpec) -> Tensor:

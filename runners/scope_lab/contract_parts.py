@@ -24,7 +24,7 @@ from scope_contracts.weights import check_unchanged
 from scope_lab.contract_chunk import SteadyChunk
 from scope_rt.collectives import SoloCollectives
 from scope_rt.config import StreamConfig
-from scope_rt.control.log_entries import finished_record, planned_record, raw
+from scope_rt.control.log_entries import finished_record, planned_record
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
@@ -32,7 +32,7 @@ from scope_rt.mesh.process_group import Transfers, Work
 from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
-from scope_rt.tensors import specs_by_name
+from scope_rt.tensors import bytes_of, specs_by_name
 
 _NEVER = 2**31
 
@@ -180,7 +180,8 @@ def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
             name="stream log, latents",
             moment=moment,
             work=lambda: log.append(
-                finished_record(steady.chunk, with_latents=True), blob=raw(steady.chunk.latents)
+                finished_record(steady.chunk, with_latents=True),
+                blob=bytes(bytes_of(steady.chunk.latents)),
             ),
         ),
         Part(

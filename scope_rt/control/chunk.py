@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from scope_contracts.envelope import PPEnvelope
+from scope_rt.tensors import bytes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,7 @@ class Arrived:
     def shown(self, frames_BTHWC: Tensor, *, decode_ms: float) -> Chunk:
         """The chunk, with its decoded frames."""
         start_ns = time.perf_counter_ns()
-        raw = self.latents.contiguous().view(torch.uint8).numpy().tobytes()
-        sha256 = hashlib.sha256(raw).hexdigest()
+        sha256 = hashlib.sha256(bytes_of(self.latents)).hexdigest()
         digest_ms = (time.perf_counter_ns() - start_ns) / 1e6
         return Chunk(
             chunk_index=self.envelope.chunk_index,

@@ -1,16 +1,13 @@
 """What rank0 does, as records of the stream log."""
 
-import hashlib
 import time
-
-import torch
-from torch import Tensor
+from hashlib import sha256
 
 from scope_contracts.envelope import LATENTS_OUT, PPEnvelope
 from scope_contracts.log_records import Control, Dropped, Failed, Finished, Planned
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive
-from scope_rt.tensors import spec_of
+from scope_rt.tensors import bytes_of, spec_of
 
 _MOST_ERROR_CHARACTERS = 4096
 
@@ -20,12 +17,13 @@ def control_records(chunk_index: int, directive: Directive) -> tuple[Control, ..
     text, transition = directive.conditioning, directive.transition
     if directive == Directive():
         return ()
+    embeds_sha256 = "" if text is None else sha256(bytes_of(text.embeds)).hexdigest()
     return (
         Control(
             at_s=time.time(),
             chunk_index=chunk_index,
             prompt="" if text is None else text.prompt,
-            embeds_sha256="" if text is None else hashlib.sha256(raw(text.embeds)).hexdigest(),
+            embeds_sha256=embeds_sha256,
             hard_cut=directive.hard_cut,
             drop_in_flight=directive.drop_in_flight,
             transition_num_chunks=0 if transition is None else transition.num_chunks,
@@ -70,8 +68,3 @@ def failed_record(chunk_index: int, error: BaseException) -> Failed:
     text = f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARACTERS]
     text = text.encode(errors="replace").decode()
     return Failed(at_s=time.time(), chunk_index=chunk_index, error=text)
-
-
-def raw(tensor: Tensor) -> bytes:
-    """The bytes of a tensor, in C order."""
-    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -14,7 +14,7 @@ from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.delivery import Delivery
 from scope_rt.control.inbox import ControlInbox, Directive, Taken
-from scope_rt.control.log_entries import finished_record, raw
+from scope_rt.control.log_entries import finished_record
 from scope_rt.control.pipeline import Pipeline, Stages
 from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
@@ -23,6 +23,7 @@ from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.record.stream_log import Log
+from scope_rt.tensors import bytes_of
 from scope_rt.vae.codec import StreamingDecoder
 
 
@@ -156,7 +157,9 @@ class StreamLoop:
             sinks=self._stages.context.sinks,
         )
         record = finished_record(chunk, with_latents=self._record_latents)
-        self._log.append(record, blob=raw(chunk.latents) if self._record_latents else b"")
+        # A copy, as it is written later: what the consumer does to its chunk must not be in it.
+        blob = bytes(bytes_of(chunk.latents)) if self._record_latents else b""
+        self._log.append(record, blob)
         return chunk
 
     def _decode(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:

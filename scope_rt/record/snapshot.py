@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgpack
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from scope_contracts.errors import ContractError, SnapshotError, UserInputError
 from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
-from scope_rt.tensors import NAMES, TORCH_DTYPES
+from scope_rt.tensors import NAMES, TORCH_DTYPES, bytes_of
 
 _LOOK_TIMEOUT_S = 10.0
 """How long a disk may take to tell how far a stream has come."""
@@ -193,7 +194,7 @@ class SnapshotStore:
         """What `state` says of `tensor`; its bytes are kept in `new` if they must be written."""
         known = tensors.get(id(tensor)) or self._saved.get(id(tensor))
         if known is None or known[0] is not tensor:
-            raw = _bytes_of(tensor)
+            raw = _kept_of(tensor)
             digest = blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest()
             saved = _Saved(digest, NAMES[tensor.dtype], tuple(tensor.shape))
             known, new[digest] = (tensor, saved), raw
@@ -227,7 +228,7 @@ class SnapshotStore:
         for digest, tensor in named.items():
             # Whoever tidies old files away must not leave a state that names what is gone.
             if digest in new or not (self.folder / digest).exists():
-                self._replace(save, digest, new.get(digest) or _bytes_of(tensor))
+                self._replace(save, digest, new.get(digest) or _kept_of(tensor))
         self._replace(save, _STATE, memoryview(content))
         if save is self._wanted:
             before = {saved.digest for _, saved in self._saved.values()}
@@ -307,9 +308,9 @@ def _rules(tensor: Leaf) -> PlainRules:
     )
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _kept_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor without the zeros at its end."""
-    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    raw = np.frombuffer(bytes_of(tensor), np.uint8)
     end = len(raw)
     while end and not (block := raw[max(0, end - _BLOCK_BYTES) : end]).any():
         end -= len(block)

@@ -25,7 +25,6 @@ from scope_contracts.parity import ScalarDigest
 from scope_contracts.tensor_spec import DType
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning, Directive
-from scope_rt.control.log_entries import raw
 from scope_rt.control.loop import StreamLoop
 from scope_rt.control.pipeline import Pipeline, Stages
 from scope_rt.control.planner import Planner, StreamSettings
@@ -35,7 +34,7 @@ from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import SeededNoise
 from scope_rt.record.stream_log import Log
-from scope_rt.tensors import digest_of
+from scope_rt.tensors import bytes_of, digest_of
 from tests.tiny_folder import RECIPE
 
 GEOMETRY = ChunkGeometry(
@@ -122,7 +121,7 @@ class FieldDecoder:
         frames = []
         for latent_BCHW in latents_BFCHW.unbind(1):
             self._seen = [*self._seen[-FIELD:], latent_BCHW]
-            digest = blake2b(raw(torch.stack(self._seen)), digest_size=2).digest()
+            digest = blake2b(bytes_of(torch.stack(self._seen)), digest_size=2).digest()
             frames += [torch.tensor([len(self._seen), *digest], dtype=torch.uint8)] * STRIDE
         return torch.stack(frames)[None, :, None, None, :]
 

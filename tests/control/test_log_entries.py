@@ -17,9 +17,9 @@ from scope_rt.control.log_entries import (
     failed_record,
     finished_record,
     planned_record,
-    raw,
 )
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.tensors import bytes_of
 from tests.tiny_models import envelope
 
 
@@ -31,7 +31,7 @@ def chunk(dtype: torch.dtype = torch.float32) -> Chunk:
         prompt="a red circle",
         frames=np.zeros((12, 4, 4, 3), np.uint8),
         latents=latents,
-        latents_sha256=hashlib.sha256(raw(latents)).hexdigest(),
+        latents_sha256=hashlib.sha256(bytes_of(latents)).hexdigest(),
         generator_calls=3,
         recomputed=True,
         kv_cache_attention_bias=0.5,
@@ -45,7 +45,7 @@ def test_latents_are_logged_bit_for_bit_in_their_own_dtype(dtype: torch.dtype) -
     record = finished_record(made, with_latents=True)
     assert record.latents is not None
     assert record.latents.dtype == DType(str(dtype).removeprefix("torch."))
-    blob = bytearray(raw(made.latents))
+    blob = bytearray(bytes_of(made.latents))
     latents = torch.frombuffer(blob, dtype=dtype).reshape(record.latents.shape)
     assert torch.equal(latents, made.latents)
     assert hashlib.sha256(blob).hexdigest() == record.latents_sha256
