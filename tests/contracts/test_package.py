@@ -1,5 +1,6 @@
 """The package says what it exports and needs nothing heavy."""
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -64,6 +65,14 @@ def test_importing_the_contracts_imports_no_tensor_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_readme_names_every_module_and_no_other() -> None:
+    table = README.read_text().split("| module | keeps |\n")[1].split("\n\n")[0]
+    cells = [row.split(" | ")[0] for row in table.splitlines()]
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    modules = [path.stem for path in (README.parent / "scope_contracts").glob("[!_]*.py")]
+    assert sorted(named) == sorted(modules)
 
 
 @pytest.mark.parametrize("message", [PPEnvelope, PPResult])
