@@ -22,7 +22,7 @@ from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning
 from scope_rt.control.pipeline import ValueRules
 from scope_rt.control.planner import StreamSettings
-from scope_rt.control.recompute import Recompute, choose_recompute
+from scope_rt.control.recompute import Recompute, RecomputeAnchor, choose_recompute
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
@@ -152,8 +152,15 @@ class StreamSetup:
 
     @property
     def num_tail_frames(self) -> int:
-        """Latent frames that rebuild the decoder and the context of a resumed stream."""
-        return self.codec_sizes.decoder_context_frames + self.recipe.context_frames
+        """Latent frames that rebuild the decoder and the context of a resumed stream.
+
+        Where the context has a decoded frame, it is decoded again, by a decoder that must have all
+        it needs before that frame; else both are rebuilt from the same latents.
+        """
+        decoder, context = self.codec_sizes.decoder_context_frames, self.recipe.context_frames
+        if self.recompute.anchor is RecomputeAnchor.DECODED:
+            return decoder + context
+        return max(decoder, context)
 
     @cached_property
     def model_fingerprint(self) -> str:

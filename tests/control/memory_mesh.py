@@ -193,7 +193,7 @@ def loop_over(
         stages_of(mesh),
         FieldDecoder(),
         max_in_flight=max_in_flight,
-        num_tail_frames=FIELD + RECIPE.context_frames,
+        num_tail_frames=max(FIELD, RECIPE.context_frames),
         log=log or MemoryLog(),
         record_latents=False,
         resume_points=resume_points,

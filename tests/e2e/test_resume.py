@@ -15,6 +15,7 @@ from scope_rt.mesh.rank import Rank
 from scope_rt.record.reader import read_history
 from scope_rt.record.snapshot import look
 from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.stream_setup import StreamSetup
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 
 NUM_CHUNKS = 9
@@ -121,6 +122,14 @@ def test_a_resumed_session_says_where_it_is_and_what_the_consumer_has(
         assert session.num_acknowledged_before == 2
         assert session.history is not None
         assert sorted(session.history.finished) == [0, 1, 2, 3]
+
+
+def test_the_tail_is_as_long_as_decoder_and_context_need(folder: Path) -> None:
+    setup = StreamSetup.of(StreamConfig.of(folder))
+    decoder, context = setup.codec_sizes.decoder_context_frames, setup.recipe.context_frames
+    assert 0 < decoder <= context
+    is_decoded = not setup.recipe.clean_pass
+    assert setup.num_tail_frames == (decoder + context if is_decoded else context)
 
 
 def test_followers_are_sent_no_more_than_rebuilds_them_however_much_is_pending(
