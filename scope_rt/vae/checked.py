@@ -18,6 +18,8 @@ class CheckedDecoder:
         self._codec = codec
         self._decoder: StreamingDecoder = codec.streaming_decoder()
         self._starts_epoch = True
+        self._last_BTHWC = torch.empty(0, dtype=torch.uint8)
+        """Kept alive, so that the next frames lie there only if the codec put them there."""
 
     @torch.inference_mode()
     def decode(self, latents_BFCHW: Tensor) -> Tensor:
@@ -34,6 +36,12 @@ class CheckedDecoder:
         self._starts_epoch = False
         want = _form(torch.uint8, (batch, num, height, width, 3))
         _check(codec, "decode", frames_BTHWC, want=want)
+        if frames_BTHWC.data_ptr() == self._last_BTHWC.data_ptr():
+            raise UserInputError(
+                f"codec {type(codec).__name__}: decode gives the memory of the chunk before, whose "
+                "frames are still being written; give a new tensor each time"
+            )
+        self._last_BTHWC = frames_BTHWC
         return frames_BTHWC
 
     @torch.inference_mode()

@@ -13,7 +13,8 @@ class StreamingDecoder(Protocol):
     """Latents to pictures, with whatever memory the codec needs."""
 
     def decode(self, latents_BFCHW: Tensor) -> Tensor:
-        """The next frames, uint8 `[B, T, H, W, 3]`."""
+        """The next frames, uint8 `[B, T, H, W, 3]`, in memory that no later call writes to: they
+        are encoded while the next ones are decoded."""
         ...
 
     def reset(self) -> None:

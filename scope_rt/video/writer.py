@@ -126,7 +126,7 @@ class VideoWriter:
         return self._segments.num_chunks
 
     def write(self, frames_THWC: NDArray[np.uint8], *, chunk_index: int | None = None) -> None:
-        """Queue one chunk of uint8 RGB frames; the array may be reused at once.
+        """Queue one chunk of uint8 RGB frames. The array is not copied: it must not change.
 
         `chunk_index` is what the ledger is told; by default that after the last.
 
@@ -149,7 +149,7 @@ class VideoWriter:
             start_s = time.perf_counter()
             self._finish_oldest()
             self.blocked_s += time.perf_counter() - start_s
-        self._queued.append(self._thread.submit(self._encode, frames_THWC.copy(), chunk_index))
+        self._queued.append(self._thread.submit(self._encode, frames_THWC, chunk_index))
         self.num_frames += len(frames_THWC)
 
     def drain(self) -> None:

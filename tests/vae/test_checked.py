@@ -49,6 +49,19 @@ def test_a_later_chunk_of_the_first_one_s_length_is_refused() -> None:
         decoder.decode(LATENTS_BFCHW)
 
 
+def test_a_decoder_that_writes_over_the_chunk_before_is_refused() -> None:
+    """The video's writer would encode the later pictures twice."""
+    memory = torch.empty(1, 12, 16, 32, 3, dtype=torch.uint8)
+
+    def in_one_place(frames: Tensor) -> Tensor:
+        return memory[:, : frames.shape[1]].copy_(frames)
+
+    decoder = CheckedDecoder(ParameterCodec(spoil=in_one_place))
+    decoder.decode(LATENTS_BFCHW)
+    with pytest.raises(UserInputError, match=r"^codec ParameterCodec: .*give a new tensor each t"):
+        decoder.decode(LATENTS_BFCHW)
+
+
 @pytest.mark.parametrize(
     ("wrong", "got"),
     [

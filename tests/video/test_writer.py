@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scope_contracts.errors import UserInputError
 from scope_rt.disk import DaemonExecutor, answer
 from scope_rt.video import writer as video_writer
+from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.segments import MemoryLedger
 from scope_rt.video.writer import VideoWriter, check_recordable
 
@@ -87,13 +88,23 @@ def test_scale_one_keeps_the_size(tmp_path: Path) -> None:
     assert decode(tmp_path / "video.mp4")[0].shape == (2, SIDE, SIDE, 3)
 
 
-def test_frames_may_be_reused_at_once(tmp_path: Path) -> None:
-    frames_THWC = moving_square(12)
+def test_frames_are_encoded_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of 12 pictures of 480x832 takes longer than all else that `write` does."""
+    chunks_THWC = [moving_square(2, first=2 * chunk) for chunk in range(3)]
+    seen_HWC = list[NDArray[np.uint8]]()
+    encode = SegmentEncoder.encode
+
+    def watched(encoder: SegmentEncoder, frame_HWC: NDArray[np.uint8]) -> None:
+        seen_HWC.append(frame_HWC)
+        encode(encoder, frame_HWC)
+
+    monkeypatch.setattr(SegmentEncoder, "encode", watched)
     with writer_for(tmp_path / "video.mp4") as writer:
-        for _ in range(3):
+        for frames_THWC in chunks_THWC:
             writer.write(frames_THWC)
-        frames_THWC[:] = 255
-    assert decode(tmp_path / "video.mp4")[0].mean() < 100
+    frames_HWC = [frame_HWC for frames_THWC in chunks_THWC for frame_HWC in frames_THWC]
+    for seen, frame in zip(seen_HWC, frames_HWC, strict=True):
+        assert np.shares_memory(seen, frame)
 
 
 def test_the_final_name_appears_only_at_close(tmp_path: Path) -> None:
