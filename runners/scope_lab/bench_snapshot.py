@@ -1,7 +1,7 @@
 """What it costs to be able to resume: bytes and milliseconds a chunk, at 480x832 and Wan's sizes.
 
-The state is what a stream keeps for a codec whose pictures depend on 38 latent frames: the latents
-of 13 chunks and the text in effect, and no memory of the decoder, however large that is.
+The resume point is that of a recompute model (Krea's recipe, with a decoded anchor) whose codec
+needs 38 latent frames to decode one as it was: no other recipe keeps more latents.
 """
 
 import argparse
@@ -9,7 +9,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,42 +16,50 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from scope_contracts.envelope import LATENTS_OUT, PlanId
+from scope_contracts.envelope import LATENTS_OUT, PlanId, PPEnvelope
 from scope_contracts.log_records import Durable, Finished, Opened
 from scope_contracts.tensor_spec import DType
-from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore
+from scope_rt.config import StreamConfig
+from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
+from scope_rt.control.planner import Planner, StreamSettings
+from scope_rt.control.resume_point import PendingChunk, PlannedCounts, ResumePoint
+from scope_rt.control.tail import StreamTail, TailChunk
+from scope_rt.models.recipe import CacheUpkeep, Recipe
+from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
+from scope_rt.recovery import SavedResumePoints
+from scope_rt.stream_identity import identity
+from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import TORCH_DTYPES, spec_of
 
-LATENTS_SHAPE = (1, 3, 16, 60, 104)
+HEIGHT, WIDTH = 480, 832
+LATENTS_SHAPE = (1, 3, 16, HEIGHT // 8, WIDTH // 8)
 TEXT_SHAPE = (1, 512, 4096)
-DECODER_FRAMES = 38
+RECIPE = Recipe(
+    denoising_steps=(1000.0, 750.0, 500.0, 250.0),
+    shift=5.0,
+    frames_per_block=LATENTS_SHAPE[1],
+    window_frames=6,
+    sink_frames=0,
+    fps=16,
+    default_height=HEIGHT,
+    default_width=WIDTH,
+    cache_upkeep=CacheUpkeep.RECOMPUTE,
+    kv_cache_num_frames=3,
+)
+NUM_TAIL_FRAMES = 38 + RECIPE.context_frames
 NUM_PENDING = 2
+PROMPTS = ("a red circle", "a green square")
+STAGE_MS = (("plan", 0.5), ("generate", 400.0), ("wait", 1.0), ("decode", 90.0))
 MOST_BYTES, MOST_MS = 10e6, 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkState:
-    """A finished chunk, as a stream keeps it to decode it again."""
-
-    chunk_index: int
-    prompt: str
-    latents: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchState:
-    """A stream between two chunks."""
-
-    prompt: str
-    embeds: Tensor
-    chunks: tuple[ChunkState, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """Of one run; milliseconds of every save and of what is appended to the log for a chunk."""
 
+    num_kept: int
+    """Chunks whose latents the last resume point has."""
     save_ms: list[float]
     log_ms: list[float]
     folder_bytes: int
@@ -65,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/lab bench_snapshot", description=__doc__)
     parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=40, help="of the prompt; the rest is padding")
+    parser.add_argument("--events", type=int, default=0, help="prompt changes still scheduled")
     parser.add_argument("--dtype", type=DType, default=DType.BFLOAT16)
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: a temporary)")
     asked = parser.parse_args(sys.argv[1:] if argv is None else argv)
@@ -73,13 +81,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             Path(folder),
             num_chunks=asked.chunks,
             num_tokens=asked.tokens,
+            num_events=asked.events,
             dtype=TORCH_DTYPES[asked.dtype],
         )
     median_ms = statistics.median(figures.save_ms)
-    num_kept = -(-DECODER_FRAMES // LATENTS_SHAPE[1]) + NUM_PENDING
     print(
-        f"{asked.chunks} chunks of {asked.dtype} latents {LATENTS_SHAPE}, {num_kept} of them kept, "
-        f"text {TEXT_SHAPE} with {asked.tokens} tokens"
+        f"{asked.chunks} chunks of {asked.dtype} latents {LATENTS_SHAPE}, {figures.num_kept} kept, "
+        f"text {TEXT_SHAPE} with {asked.tokens} tokens, {asked.events} events"
     )
     print(
         f"snapshot   {figures.folder_bytes / 1e6:.2f} MB in all (bar {MOST_BYTES / 1e6:.0f}), "
@@ -90,30 +98,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(figures.folder_bytes > MOST_BYTES or median_ms > MOST_MS)
 
 
-def measure(folder: Path, *, num_chunks: int, num_tokens: int, dtype: torch.dtype) -> Figures:
+def measure(
+    folder: Path, *, num_chunks: int, num_tokens: int, num_events: int, dtype: torch.dtype
+) -> Figures:
     """Log and save `num_chunks` chunks of random latents in `folder`."""
     generator = torch.Generator().manual_seed(0)
-    embeds = torch.zeros(TEXT_SHAPE, dtype=dtype)
-    embeds[:, :num_tokens] = torch.randn(1, num_tokens, TEXT_SHAPE[2], generator=generator)
-    chunks = deque[ChunkState](maxlen=-(-DECODER_FRAMES // LATENTS_SHAPE[1]) + NUM_PENDING)
+    texts = [_text(prompt, num_tokens, generator, dtype) for prompt in PROMPTS]
     log, store = StreamLog(folder / "log"), SnapshotStore(folder / "snapshot")
+    points = SavedResumePoints(
+        store, log=log.path, run_id="", identity=identity(StreamSetup.of(StreamConfig()))
+    )
     log.append(_opened())
     begun_at = log.offset
+    stream = _Stream(texts, num_chunks=num_chunks, num_events=num_events)
     save_ms, log_ms, written = list[float](), list[float](), list[int]()
     before = set[int]()
     for index in range(num_chunks):
         latents = torch.randn(LATENTS_SHAPE, generator=generator).to(dtype)
-        chunks.append(ChunkState(chunk_index=index, prompt="a red circle", latents=latents))
+        point = stream.next(latents)
         start_s = time.perf_counter()
         log.append(_finished(index, latents))
         log.append(_durable(index))
         log_ms.append((time.perf_counter() - start_s) * 1e3)
-        state = BenchState(prompt="a red circle", embeds=embeds, chunks=tuple(chunks))
-        header = SnapshotHeader(
-            run_id="", identity=(), log="log", log_offset=log.offset, next_chunk_index=index + 1
-        )
         start_s = time.perf_counter()
-        store.save(header, state)
+        points.save(point, log_offset=log.offset)
         save_ms.append((time.perf_counter() - start_s) * 1e3)
         there = {file.stat().st_ino: file.stat().st_size for file in store.folder.iterdir()}
         written.append(sum(size for inode, size in there.items() if inode not in before))
@@ -121,12 +129,79 @@ def measure(folder: Path, *, num_chunks: int, num_tokens: int, dtype: torch.dtyp
     assert log.failure is None, log.failure
     log.close()
     return Figures(
+        num_kept=len(point.tail.chunks),
         save_ms=save_ms,
         log_ms=log_ms,
         folder_bytes=sum(file.stat().st_size for file in store.folder.iterdir()),
         written_bytes=int(statistics.median(written)),
         log_bytes=(log.offset - begun_at) // num_chunks,
     )
+
+
+class _Stream:
+    """Where a stream is resumed after each of its chunks, `NUM_PENDING` of them pending."""
+
+    def __init__(self, texts: list[Conditioning], *, num_chunks: int, num_events: int) -> None:
+        self._text, self._tail, self._pending = texts[0], StreamTail(), list[PendingChunk]()
+        self._scheduled = tuple(
+            ScheduledDirective(
+                chunk_index=num_chunks + index,
+                directive=Directive(conditioning=texts[index % len(texts)]),
+            )
+            for index in range(num_events)
+        )
+        self._planner = Planner(
+            settings=StreamSettings(
+                plan_id=PlanId.SINGLE,
+                recipe=RECIPE,
+                height=HEIGHT,
+                width=WIDTH,
+                base_seed=0,
+                recompute_every=1,
+            )
+        )
+        self._sinks = torch.empty(0)
+
+    def next(self, latents: Tensor) -> ResumePoint:
+        """After a chunk more."""
+        envelope, self._planner = self._planner.next(hard_cut=False, new_text=False)
+        chunk = TailChunk(start_frame=envelope.current_start_frame, latents=latents)
+        self._pending = [*self._pending, self._arrived(envelope)][-NUM_PENDING:]
+        self._tail = self._tail.followed_by(chunk, sinks=self._sinks).trimmed(
+            num_pending=len(self._pending), num_frames=NUM_TAIL_FRAMES
+        )
+        return ResumePoint(
+            counts=PlannedCounts(
+                next_call_id=self._planner.next_call_id,
+                next_chunk_index=self._planner.next_chunk_index,
+                cache_epoch=self._planner.cache_epoch,
+                next_start_frame=self._planner.next_start_frame,
+                chunks_in_epoch=self._planner.chunks_in_epoch,
+            ),
+            conditioning=self._text,
+            transition=None,
+            scheduled=self._scheduled,
+            num_acknowledged=self._planner.next_chunk_index - len(self._pending),
+            pending=tuple(self._pending),
+            tail=self._tail,
+        )
+
+    def _arrived(self, envelope: PPEnvelope) -> PendingChunk:
+        return PendingChunk(
+            envelope=envelope,
+            prompt=self._text.prompt,
+            generator_calls=envelope.expected_generator_calls,
+            stage_ms=STAGE_MS,
+        )
+
+
+def _text(
+    prompt: str, num_tokens: int, generator: torch.Generator, dtype: torch.dtype
+) -> Conditioning:
+    """Embeddings of which all but the first tokens are padding."""
+    embeds = torch.zeros(TEXT_SHAPE)
+    embeds[:, :num_tokens] = torch.randn(1, num_tokens, TEXT_SHAPE[2], generator=generator)
+    return Conditioning(prompt, embeds.to(dtype))
 
 
 def _spread(times_ms: list[float]) -> str:
@@ -146,8 +221,8 @@ def _opened() -> Opened:
         model_fingerprint="",
         plan_id=PlanId.SINGLE,
         tp_degree=1,
-        height=480,
-        width=832,
+        height=HEIGHT,
+        width=WIDTH,
         dtype=DType.BFLOAT16,
         base_seed=0,
         kv_cache_attention_bias=1.0,
@@ -164,14 +239,14 @@ def _finished(index: int, latents: Tensor) -> Finished:
         at_s=time.time(),
         chunk_index=index,
         cache_epoch=0,
-        prompt="a red circle",
+        prompt=PROMPTS[0],
         num_frames=12,
         observed_generator_calls=5,
         recomputed=False,
         kv_cache_attention_bias=1.0,
         latents_sha256="ab" * 32,
         latents=spec_of(LATENTS_OUT, latents),
-        stage_ms=(("plan", 0.5), ("generate", 400.0), ("wait", 1.0), ("decode", 90.0)),
+        stage_ms=STAGE_MS,
     )
 
 
