@@ -25,7 +25,7 @@ from scope_rt.control.planner import Planner
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.rank import Rank
 from scope_rt.models.noise import SeededNoise
-from scope_rt.record.stream_log import NullLog
+from scope_rt.record.stream_log import Log, NullLog
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.topology import RUNNABLE
@@ -92,7 +92,11 @@ class Bench:
 
     def __init__(self, *, num_chunks: int, folder: Path) -> None:
         self._num_chunks, self._video = num_chunks, folder / "bench.mp4"
-        self._setup = StreamSetup.of(StreamConfig.load())
+        self._setup = StreamSetup.of(
+            StreamConfig.load().with_settings(
+                log=folder / "bench.log", snapshot=folder / "bench.snapshot", resume=False
+            )
+        )
         self.recipe = self._setup.recipe
         self._session = StreamSession(self._setup)
         self._codec = self._setup.codec
@@ -103,12 +107,16 @@ class Bench:
         self.overheads: list[float] = []
 
     def end_to_end(self) -> float:
-        """Frames/s of `single` with the encoder running; also notes the overhead share."""
+        """Frames/s of `single` with the encoder running, a log and a snapshot, as `scope-rt stream`
+        has them; also notes the overhead share."""
         accounted_ms, num_frames, start_s = 0.0, 0, time.perf_counter()
-        writer = self._writer()
+        writer = self._writer(self._session.log)
         stream_s = time.perf_counter()
-        for chunk in self._session.stream(PROMPT, num_chunks=self._num_chunks):
-            writer.write(chunk.frames)
+        chunks = self._session.stream(
+            PROMPT, num_chunks=self._num_chunks, acknowledged=lambda: writer.durable_chunks
+        )
+        for chunk in chunks:
+            writer.write(chunk.frames, chunk_index=chunk.chunk_index)
             accounted_ms += chunk.stage_ms["generate"] + chunk.stage_ms["decode"]
             num_frames += len(chunk.frames)
         streaming_s = time.perf_counter() - stream_s
@@ -149,10 +157,14 @@ class Bench:
         arguments = ["--prompt", PROMPT, "--seconds", f"{seconds:.6f}", "--out", str(self._video)]
         return plan_speed(plan, tp, arguments)
 
-    def _writer(self) -> VideoWriter:
+    def _writer(self, ledger: Log | None = None) -> VideoWriter:
         recipe = self.recipe
         return VideoWriter(
-            self._video, width=recipe.default_width, height=recipe.default_height, fps=recipe.fps
+            self._video,
+            width=recipe.default_width,
+            height=recipe.default_height,
+            fps=recipe.fps,
+            ledger=ledger,
         )
 
     def _generation(self) -> StreamLoop:

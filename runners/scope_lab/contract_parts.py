@@ -98,11 +98,7 @@ def _planned(steady: SteadyChunk, log: StreamLog) -> list[Part]:
             kind=Kind.ALWAYS,
             work=lambda: lifecycle.enter(envelope).commit(calls),
         ),
-        Part(
-            name="stream log, envelope",
-            moment=moment,
-            work=lambda: log.append(planned_record(envelope)),
-        ),
+        _logged("stream log, envelope", moment, log, lambda: log.append(planned_record(envelope))),
         Part(name="state digest", moment=moment, work=lambda: _digest(steady)),
     ]
 
@@ -174,16 +170,13 @@ def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
         ran = steady.answer[STATE_DIGEST].numpy().tobytes()
         check_state(steady.envelope, ran=ran, planned=planned)
 
+    def keep() -> None:
+        latents = bytes(bytes_of(steady.chunk.latents))
+        log.append(finished_record(steady.chunk, with_latents=True), latents)
+
     return [
         Part(name="answer and state digest", moment=moment, work=check),
-        Part(
-            name="stream log, latents",
-            moment=moment,
-            work=lambda: log.append(
-                finished_record(steady.chunk, with_latents=True),
-                blob=bytes(bytes_of(steady.chunk.latents)),
-            ),
-        ),
+        _logged("stream log, latents", moment, log, keep),
         Part(
             name="snapshot",
             moment=moment,
@@ -199,6 +192,16 @@ def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
             without=lambda: _converse(steady, with_digests=False),
         ),
     ]
+
+
+def _logged(name: str, moment: Moment, log: StreamLog, append: Callable[[], None]) -> Part:
+    """A record, until it is written: another thread does that, whose CPU time counts."""
+
+    def work() -> None:
+        append()
+        log.flush()
+
+    return Part(name=name, moment=moment, work=work, clock=time.process_time)
 
 
 def _next_point(steady: SteadyChunk) -> ResumePoint:

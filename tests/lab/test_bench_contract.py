@@ -1,4 +1,5 @@
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from scope_lab import bench_contract
 from scope_lab.bench_contract import ContractBenchmark, Cost, Slowdown, table
 from scope_lab.contract_parts import Kind, Moment, contract_parts
 from scope_rt.config import StreamConfig
+from scope_rt.record import stream_log
 from tests.tiny_folder import write_tiny_folder
 
 COST = Cost(
@@ -67,6 +69,27 @@ def test_every_part_leaves_what_the_next_call_of_it_needs(tmp_path: Path) -> Non
             part.work()
             if part.without is not None:
                 part.without()
+
+
+def test_a_record_costs_what_it_takes_until_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = stream_log._write_at
+
+    def slowly(file: int, start: int, data: bytes) -> None:
+        time.sleep(0.05)
+        write(file, start, data)
+
+    config = StreamConfig.of(write_tiny_folder(tmp_path / "model"))
+    with contract_parts(config, folder=tmp_path) as parts:
+        monkeypatch.setattr(stream_log, "_write_at", slowly)
+        logged = [part for part in parts if part.name.startswith("stream log")]
+        assert len(logged) == 2
+        for part in logged:
+            num_bytes = (tmp_path / "parts.scope").stat().st_size
+            part.work()
+            assert (tmp_path / "parts.scope").stat().st_size > num_bytes
+            assert part.clock is time.process_time
 
 
 def test_the_difference_of_the_whole_must_exceed_that_of_equal_streams() -> None:

@@ -1,8 +1,11 @@
 import json
+from pathlib import Path
 
 import pytest
 
 from scope_lab import bench_stream
+from scope_rt.record.reader import read_history
+from scope_rt.record.snapshot import look
 
 
 def test_json_holds_a_ratio_for_every_part(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,6 +21,16 @@ def test_json_holds_a_ratio_for_every_part(capsys: pytest.CaptureFixture[str]) -
         assert 0 < figure["lowest"] <= figure["median"] <= figure["highest"]
         assert figure["ratio"] == figure["median"] / result["fps"]
     assert 0 < result["overhead_share"] < 1
+
+
+def test_the_measured_stream_has_what_every_stream_of_the_command_has(tmp_path: Path) -> None:
+    bench = bench_stream.Bench(num_chunks=2, folder=tmp_path)
+    for _ in range(2):
+        bench.end_to_end()
+        header, history = look(tmp_path / "bench.snapshot"), read_history(tmp_path / "bench.log")
+        assert header is not None
+        assert header.next_chunk_index % 2 == 0
+        assert history.durable.keys() == history.finished.keys()
 
 
 def test_bad_arguments_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
