@@ -85,8 +85,8 @@ class MeshConfig(_Part):
     """None takes the device's default, the same on equal ranks."""
     digest_every: int = _setting(64, variable="SCOPE_DIGEST_EVERY", bounds=_POSITIVE)
     """Chunks from one comparison of the generator ranks to the next."""
-    input_digest: bool = _setting(False, variable="SCOPE_TP_INPUT_DIGEST")
-    """Whether every tensor on a link carries a digest of its bytes."""
+    input_digest: bool = _setting(True, variable="SCOPE_TP_INPUT_DIGEST")
+    """Whether every message on a link carries digests; with a secret it does in any case."""
     bring_up: bool = _setting(False, variable="SCOPE_BRING_UP")
     """Whether conditioning travels with every chunk, to be compared with what the mesh holds."""
     allow_compile: bool = _setting(False, variable="SCOPE_TP_ALLOW_COMPILE")

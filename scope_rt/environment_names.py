@@ -8,6 +8,9 @@ from scope_contracts.errors import UserInputError
 PREFIX = "SCOPE_"
 LOG_LEVEL = "SCOPE_LOG_LEVEL"
 """Read where a command sets up its log, and no part of a stream's configuration."""
+SECRET, SECRET_FILE = "SCOPE_STREAM_SECRET", "SCOPE_STREAM_SECRET_FILE"
+"""Read with what the launcher says, and no part of a configuration: that is compared and logged."""
+PER_PROCESS_VARIABLES = frozenset({LOG_LEVEL, SECRET, SECRET_FILE})
 INTERNAL_VARIABLES = frozenset({"SCOPE_RESTARTS_AFTER_PROGRESS", "SCOPE_FAULTS", "SCOPE_DISARM"})
 """No settings of a person: the launcher, the break-it suite and tests give them to ranks."""
 
@@ -25,9 +28,10 @@ def unknown_variables(environ: Mapping[str, str], settings: Collection[str]) -> 
     names = sorted(
         name
         for name in environ
-        if name.startswith(PREFIX) and name not in {*settings, LOG_LEVEL, *INTERNAL_VARIABLES}
+        if name.startswith(PREFIX)
+        and name not in {*settings, *PER_PROCESS_VARIABLES, *INTERNAL_VARIABLES}
     )
-    offered = sorted({*settings, LOG_LEVEL})
+    offered = sorted({*settings, *PER_PROCESS_VARIABLES})
     nearest = {name: get_close_matches(name, offered, n=1, cutoff=0.75) for name in names}
     return {name: near[0] if near else "" for name, near in nearest.items()}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from scope_contracts.errors import UserInputError
+from scope_rt.stream_secret import StreamSecret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,8 @@ class LaunchEnvironment:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
+    local_world_size: int = 0
+    """Ranks on this host; 0 is not known."""
     master_addr: str | None = None
     """Where the ranks meet; None outside a launcher."""
     master_port: int = 0
@@ -30,13 +33,15 @@ class LaunchEnvironment:
     """Whether the launcher would start the group again after a failure now."""
     restarts_after_progress: bool = False
     """Whether it does so in any case once this start has brought the work forward."""
+    secret: StreamSecret | None = None
+    """By which the ranks of one stream know each other; None where no one was given."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
         """Read the variables.
 
         Raises:
-            UserInputError: a variable does not parse; the sentence names it.
+            UserInputError: a variable, or the file of one, cannot be used; the sentence names it.
         """
         env = os.environ if environ is None else environ
         attempt = _integer(env, "TORCHELASTIC_RESTART_COUNT", 0)
@@ -45,6 +50,7 @@ class LaunchEnvironment:
             rank=_integer(env, "RANK", 0),
             world_size=_integer(env, "WORLD_SIZE", 1),
             local_rank=_integer(env, "LOCAL_RANK", 0),
+            local_world_size=_integer(env, "LOCAL_WORLD_SIZE", 0),
             master_addr=env.get("MASTER_ADDR"),
             master_port=_port(env, "MASTER_PORT"),
             store_is_hosted=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
@@ -52,6 +58,7 @@ class LaunchEnvironment:
             attempt=attempt,
             may_restart=attempt < _integer(env, "TORCHELASTIC_MAX_RESTARTS", 0),
             restarts_after_progress=env.get("SCOPE_RESTARTS_AFTER_PROGRESS") == "1",
+            secret=StreamSecret.from_environment(env),
         )
 
 

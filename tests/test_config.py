@@ -36,7 +36,7 @@ OTHERS: dict[str, Any] = {
     "tp": 2,
     "attention_backend": "reference",
     "digest_every": 3,
-    "input_digest": True,
+    "input_digest": False,
     "bring_up": True,
     "allow_compile": True,
     "slow_rank_factor": 4.5,

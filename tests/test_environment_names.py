@@ -4,7 +4,12 @@ from pathlib import Path
 import pytest
 
 from scope_rt.config import StreamConfig, variables
-from scope_rt.environment_names import INTERNAL_VARIABLES, unknown_variables
+from scope_rt.environment_names import (
+    INTERNAL_VARIABLES,
+    SECRET,
+    SECRET_FILE,
+    unknown_variables,
+)
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.main import main
@@ -33,7 +38,7 @@ def test_the_known_variables_are_those_that_are_read() -> None:
     LaunchEnvironment.from_environment(environ)
     instruments_from_environment(environ)
     read = {name for name in environ.asked if name.startswith("SCOPE_")}
-    assert read == variables().keys() | INTERNAL_VARIABLES
+    assert read == variables().keys() | INTERNAL_VARIABLES | {SECRET, SECRET_FILE}
 
 
 def test_an_unknown_variable_is_given_with_the_nearest_known_one() -> None:

@@ -20,6 +20,7 @@ from scope_contracts.envelope import (
     shutdown_envelope,
 )
 from scope_contracts.errors import (
+    AuthenticationError,
     CacheError,
     CallCountError,
     ContractError,
@@ -65,6 +66,7 @@ __all__ = [
     "OUTPUT_TENSORS",
     "PATCH_SIZE",
     "STATE_DIGEST",
+    "AuthenticationError",
     "CacheChoice",
     "CacheError",
     "CacheIndices",

@@ -54,7 +54,7 @@ class WireError(ContractError):
 
 
 class DigestError(WireError):
-    """A tensor arrived with other bytes than were sent. Look at the network and its checksums."""
+    """A message arrived with other bytes than were sent. Look at the network and who is on it."""
 
     runbook: ClassVar[str | None] = "drift"
 
@@ -122,6 +122,14 @@ class PeerLostError(LinkError):
 
 class LinkTimeoutError(LinkError):
     """A bounded wait ran out while the peer stayed silent. Look at the rank the message names."""
+
+
+class AuthenticationError(LinkError):
+    """What arrived does not prove that it is of a rank of this stream. Give every rank the same
+    SCOPE_STREAM_SECRET; where they have it, look for the stranger that the message describes.
+    """
+
+    runbook: ClassVar[str | None] = "strangers"
 
 
 class SlowRankError(LinkError):

@@ -134,7 +134,7 @@ def measure(*, rounds: int, num_chunks: int, threads: int) -> ContractBenchmark:
         chunk_ms=chunk_s * 1e3,
         costs=tuple(costs),
         share=sum(cost.share for cost in costs if cost.kind is Kind.BUDGETED),
-        share_always=sum(cost.share for cost in costs if cost.kind is not Kind.ON_REQUEST),
+        share_always=sum(cost.share for cost in costs if cost.kind in (Kind.BUDGETED, Kind.ALWAYS)),
         whole=_slowdown(bench.arm_s[ARMED], bench.arm_s[DISARMED]),
         noise=_slowdown(bench.arm_s[AGAIN], bench.arm_s[DISARMED]),
     )
@@ -258,6 +258,7 @@ def table(result: ContractBenchmark) -> str:
     lines.append(row("**sum**", budget, "", "", f"{result.share:.3%}"))
     lines += _cost_rows(row, result, Kind.ALWAYS)
     lines.append(row("**sum of all**", "no budget", "", "", f"{result.share_always:.3%}"))
+    lines += _cost_rows(row, result, Kind.BETWEEN_RANKS)
     lines += _cost_rows(row, result, Kind.ON_REQUEST)
     row = "| {:<48} | {:>9} | {:>9} | {:>9} |".format
     lines += [
@@ -276,7 +277,7 @@ def table(result: ContractBenchmark) -> str:
 def _cost_rows(row: Callable[..., str], result: ContractBenchmark, kind: Kind) -> list[str]:
     return [
         row(
-            "on request" if kind is Kind.ON_REQUEST else cost.where,
+            cost.where if kind in (Kind.BUDGETED, Kind.ALWAYS) else kind.value,
             cost.name,
             f"{cost.microseconds:.0f}",
             f"{cost.lower:.0f} to {cost.upper:.0f}",

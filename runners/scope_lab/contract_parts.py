@@ -26,9 +26,10 @@ from scope_rt.collectives import SoloCollectives
 from scope_rt.config import StreamConfig
 from scope_rt.control.log_entries import finished_record, planned_record
 from scope_rt.control.resume_point import ResumePoint
+from scope_rt.mesh.authentic import FrameSeals, Key
 from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
-from scope_rt.mesh.process_group import Transfers, Work
+from scope_rt.mesh.transfers import Transfers, Work
 from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
@@ -52,6 +53,8 @@ class Kind(StrEnum):
     """These together have a budget."""
     ALWAYS = "and envelope checks, heartbeat"
     """Every stream pays for these too."""
+    BETWEEN_RANKS = "between ranks"
+    """Streams of one process do not pay for these."""
     ON_REQUEST = "on request"
 
 
@@ -185,9 +188,9 @@ def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
             without=lambda: _next_point(steady),
         ),
         Part(
-            name="SCOPE_TP_INPUT_DIGEST=1",
+            name="keyed digests of a link",
             moment=moment,
-            kind=Kind.ON_REQUEST,
+            kind=Kind.BETWEEN_RANKS,
             work=lambda: _converse(steady, with_digests=True),
             without=lambda: _converse(steady, with_digests=False),
         ),
@@ -221,6 +224,7 @@ class _Loopback(Transfers):
 
     def __init__(self) -> None:
         self._under_way: deque[Tensor] = deque()
+        self._seals = {0: FrameSeals(Key.of(None), rank=0, peer=0)}
 
     def send(self, tensor: Tensor, *, to: int) -> Work:
         self._under_way.append(tensor)

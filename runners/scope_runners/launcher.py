@@ -8,10 +8,13 @@ rank0 to end the stream in order.
 
 import logging
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scope_rt.mesh.rendezvous import host_store
+from scope_rt.environment_names import SECRET, SECRET_FILE
+from scope_rt.mesh.meeting_point import host_store
+from scope_rt.stream_secret import new_secret_file
 from scope_runners import logs
 from scope_runners.fork_server import Event
 from scope_runners.rank_group import Attempt, RankGroup
@@ -74,7 +77,8 @@ def launch_attempts(
     """Run `module.main` as the ranks of `attempt_of(0)`; when one fails, of `attempt_of(1)`, ...
 
     A rank that could not use its input, or that was asked to end, is not tried again.
-    Ranks find the number of their attempt in `TORCHELASTIC_RESTART_COUNT`; below
+    Ranks know each other by a secret that only they can read, made for these attempts alone. They
+    find the number of their attempt in `TORCHELASTIC_RESTART_COUNT`; below
     `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case, and where
     `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one.
     `on_event` is called with the number of the attempt and which rank started or ended.
@@ -85,19 +89,25 @@ def launch_attempts(
     """
     logs.set_up(source="launcher")
     store = host_store()
+    inherited = {name: value for name, value in os.environ.items() if name != SECRET}
     environ = {
         # One thread, so that forking is safe; and no stack traces for connections that end.
         "OPENBLAS_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **os.environ,
+        **inherited,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "none",  # each launcher has a store of its own
+        "TORCHELASTIC_RUN_ID": secrets.token_hex(8),  # known without asking the store
         "SCOPE_RESTARTS_AFTER_PROGRESS": "1" if restarts.follow_progress else "0",
         "OMP_NUM_THREADS": str(threads),
     }
-    group = RankGroup(module, environ, on_event)
+    with new_secret_file() as secret:
+        group = RankGroup(module, environ | {SECRET_FILE: str(secret)}, on_event)
+        return _run_all(group, attempt_of, restarts)
+
+
+def _run_all(group: RankGroup, attempt_of: Callable[[int], Attempt], restarts: Restarts) -> int:
     with taking_stop_signals(group.ask_to_stop):
         try:
             return _repeat(group, attempt_of, restarts)

@@ -2,8 +2,8 @@
 
 What a rank can work out for itself does not travel: it draws its own noise, decodes its own frames
 and takes recompute context from them. Simple to bring up and easy to compare; and dear, because
-every rank decodes. Ranks on unlike hardware may derive unlike context, which only the input digest
-(`SCOPE_TP_INPUT_DIGEST=1`) would see: it covers what was derived as well.
+every rank decodes. Ranks on unlike hardware may derive unlike context, which the digests of a link
+see: they cover what was derived as well.
 """
 
 from collections.abc import Mapping

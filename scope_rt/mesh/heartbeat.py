@@ -1,11 +1,12 @@
 """Every rank counts up in the shared store and watches the others; all report the same failure.
 
-A thread of each rank adds to its own count, over a store connection of its own. A rank whose count
-does not change is lost, and so is a store that does not answer; both are named within the bound, so
-silence is noticed somewhat earlier. The rank that detects a failure writes it to the store before
-it acts: the first one written is what all ranks report. Then the thread aborts the process groups,
-which ends the main thread's waits. Time in which this process itself did not run does not count as
-silence of others, and no rank is named after a single look.
+A thread of each rank writes its own count, over a store connection of its own, sealed: no other
+process can beat for a rank, nor report a failure. A rank whose count does not rise is lost, and so
+is a store that does not answer; both are named within the bound, so silence is noticed somewhat
+earlier. The rank that detects a failure writes it to the store before it acts: the first one
+written is what all ranks report. Then the thread aborts the process groups, which ends the main
+thread's waits. Time in which this process itself did not run does not count as silence of others,
+and no rank is named after a single look.
 """
 
 import atexit
@@ -24,6 +25,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public by i
 from scope_contracts.errors import ContractError, LinkError, LinkTimeoutError, PeerLostError
 from scope_contracts.plain import MAX_STRING_BYTES
 from scope_contracts.wire import CanonicalMessage
+from scope_rt.mesh.authentic import SealedStore
 from scope_rt.mesh.rendezvous import Meeting, named
 
 BEATS_PER_BOUND = 20
@@ -33,8 +35,9 @@ all waits.
 """
 _PAUSE_BEATS = 2
 """A wait that took so many beats longer than it should was a pause of this process."""
-_GONE = 1 << 40
-"""Far above any count of beats: a rank that leaves in order adds it."""
+_COUNT_BYTES = 8
+_GONE = (1 << 8 * _COUNT_BYTES) - 1
+"""The last count, of a rank that leaves in order."""
 _FAILURE = "failure"
 
 
@@ -75,7 +78,7 @@ class _Connection:
         self._lock = threading.Lock()
 
     @contextmanager
-    def use(self) -> Iterator[Store]:
+    def _use(self) -> Iterator[Store]:
         """For one question. Raises `DistNetworkError` where one has failed before."""
         with self._lock:
             if self._is_lost:
@@ -86,10 +89,15 @@ class _Connection:
                 self._is_lost = True
                 raise
 
-    def add(self, key: str, amount: int) -> int:
+    def set(self, key: str, value: Any) -> None:
         """As of `Store`."""
-        with self.use() as store:
-            return store.add(key, amount)
+        with self._use() as store:
+            store.set(key, value)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """As of `Store`."""
+        with self._use() as store:
+            return store.compare_set(key, expected, desired)
 
 
 class Heartbeat:
@@ -113,7 +121,8 @@ class Heartbeat:
             LinkTimeoutError: the store does not answer.
         """
         self._interval_s, self._patience_s = bound_s / BEATS_PER_BOUND, bound_s * _PATIENCE
-        self._store = _Connection(meeting.connect(timeout_s=start_s, reads_s=self._patience_s))
+        store = _Connection(meeting.connect(timeout_s=start_s, reads_s=self._patience_s))
+        self._values = SealedStore(store, meeting.key.derive("heartbeat"))
         self._point, self._rank, self._bound_s = meeting.point, meeting.rank, bound_s
         self._peers = [peer for peer in range(meeting.world_size) if peer != meeting.rank]
         self._abort, self._is_over = abort, is_over
@@ -161,9 +170,7 @@ class Heartbeat:
         """
         if self._lost is None:
             try:
-                mine: Any = Failure.of(failure).encode()  # the stub says str; bytes are taken too
-                with self._store.use() as store:
-                    first = store.compare_set(_FAILURE, "", mine)
+                first = self._values.write_first(_FAILURE, Failure.of(failure).encode())
             except dist.DistError:  # the store is gone too
                 self._lost = failure
             else:
@@ -177,8 +184,7 @@ class Heartbeat:
         """
         if self._lost is None:
             try:
-                with self._store.use() as store:
-                    reported = store.get(_FAILURE) if store.check([_FAILURE]) else None
+                reported = self._values.read(_FAILURE)
                 if reported is not None:
                     self._lost = _error(reported)
             except dist.DistError:  # the store is gone too
@@ -205,16 +211,17 @@ class Heartbeat:
 
     def _watch(self) -> LinkTimeoutError | None:
         """Count up until a rank is silent for too long, or until this one leaves."""
-        beats = dict.fromkeys(self._peers, 0)
+        own, beats = 0, dict.fromkeys(self._peers, 0)
         heard_s = dict.fromkeys(self._peers, time.monotonic())
         suspects: set[int] = set()
         while not self._is_leaving_after_pause(heard_s):
-            self._store.add(_beat_key(self._rank), 1)
+            own += 1
+            self._beat(own)
             silence_s: dict[int, float] = {}
             for peer in self._peers:
-                beat = self._store.add(_beat_key(peer), 0)
+                beat = max(self._beat_of(peer), beats[peer])
                 now_s = time.monotonic()
-                if beat != beats[peer] or beat >= _GONE:
+                if beat > beats[peer] or beat == _GONE:
                     beats[peer], heard_s[peer] = beat, now_s
                 elif now_s - heard_s[peer] >= self._patience_s:
                     silence_s[peer] = now_s - heard_s[peer]
@@ -224,8 +231,15 @@ class Heartbeat:
                 return LinkTimeoutError(f"{named(silent)} sent no heartbeat for {longest_s:.1f} s")
             # A stop of this process inside the calls above looks like their silence, once.
             suspects = set(silence_s)
-        self._store.add(_beat_key(self._rank), _GONE)
+        self._beat(_GONE)
         return None
+
+    def _beat(self, count: int) -> None:
+        self._values.write(_beat_key(self._rank), count.to_bytes(_COUNT_BYTES, "little"))
+
+    def _beat_of(self, peer: int) -> int:
+        """The count of a rank; 0 where it has not written any, or others have written there."""
+        return int.from_bytes(self._values.read(_beat_key(peer)) or b"", "little")
 
     def _is_leaving_after_pause(self, heard_s: dict[int, float]) -> bool:
         """Wait for the next beat; True when this rank leaves. A longer wait is not silence."""

@@ -3,13 +3,13 @@
 The header is three int64: a magic number, the length of the bytes, and whether digests follow. The
 bytes hold the specs of the tensors, so a receiver allocates exactly what was announced. With
 digests, a last frame holds one for the bytes and one for each tensor, and what arrived is compared
-before it is used. Tensors travel through CPU memory: a chunk of latents is about a megabyte, not
-worth a second transport.
+before it is used. They are keyed by the stream's secret, the sender, the receiver and the number of
+the message: nobody on the way can alter a message, nor send one again. Tensors travel through CPU
+memory: a chunk of latents is about a megabyte, not worth a second transport.
 """
 
-import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -20,24 +20,19 @@ from scope_contracts.errors import WireError
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_envelope, decode_result, encode
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.mesh.process_group import Transfers, Work
+from scope_rt.mesh.authentic import DIGEST_BYTES
+from scope_rt.mesh.transfers import Transfers, Work
 from scope_rt.tensors import empty
 
 MAGIC = 0x5C09E02
-DIGEST_BYTES = 16
 Tensors = Mapping[str, Tensor]
 Derive = Callable[[PPEnvelope, Tensors], dict[str, Tensor]]
 M = TypeVar("M", PPEnvelope, PPResult)
 
 
-def _digest(frame: Tensor) -> bytes:
-    raw = frame.flatten().view(torch.uint8).numpy().data
-    return hashlib.blake2b(raw, digest_size=DIGEST_BYTES).digest()
-
-
-def _digests(frames: Sequence[Tensor]) -> Tensor:
-    """One BLAKE2b a frame, uint8 `[len(frames) * DIGEST_BYTES]`."""
-    return torch.frombuffer(bytearray(b"".join(map(_digest, frames))), dtype=torch.uint8)
+def _raw(frames: Iterable[Tensor]) -> list[memoryview]:
+    """The bytes of each."""
+    return [frame.flatten().view(torch.uint8).numpy().data for frame in frames]
 
 
 class PeerLink:
@@ -50,7 +45,7 @@ class PeerLink:
         transfers: Transfers,
         *,
         peer: int,
-        with_digests: bool = False,
+        with_digests: bool = True,
         derived: frozenset[str] = frozenset(),
         derive: Derive | None = None,
         instruments: Instruments | None = None,
@@ -88,7 +83,10 @@ class PeerLink:
         payload = {
             spec.name: tensors[spec.name].detach().cpu().contiguous() for spec in message.tensors
         }
-        digests = [_digests([body, *payload.values()])] if self._with_digests else []
+        digests = []
+        if self._with_digests:
+            sent = self._transfers.seals(self._peer).sent(_raw([body, *payload.values()]))
+            digests.append(torch.frombuffer(bytearray(b"".join(sent)), dtype=torch.uint8))
         travelling = [tensor for name, tensor in payload.items() if name not in self._derived]
         frames = self._instruments.faults.reach(
             FaultPoint.FRAMES, message.chunk_index, [body, *travelling]
@@ -107,6 +105,7 @@ class PeerLink:
 
         Raises:
             ContractError: the header or the bytes are not a message of this protocol.
+            DigestError: it was altered on the way, or is not the peer's next one.
             LinkError: the peer is gone or silent.
         """
         header = torch.empty(3, dtype=torch.int64)
@@ -140,6 +139,7 @@ class PeerLink:
     def _check_digests(self, message: PPEnvelope | PPResult, arrived: Tensors) -> None:
         sent = torch.empty(len(arrived) * DIGEST_BYTES, dtype=torch.uint8)
         self._fill(sent)
+        digests = self._transfers.seals(self._peer).arrived(_raw(arrived.values()))
         self._instruments.checks.input_digests(
             f"chunk {message.chunk_index}",
             f"rank {self._peer}",
@@ -147,7 +147,7 @@ class PeerLink:
                 name: part.numpy().tobytes()
                 for name, part in zip(arrived, sent.split(DIGEST_BYTES), strict=True)
             },
-            arrived={name: _digest(tensor) for name, tensor in arrived.items()},
+            arrived=dict(zip(arrived, digests, strict=True)),
         )
 
     def _fill(self, tensor: Tensor, *, begins: bool = False) -> None:

@@ -1,11 +1,13 @@
-"""The only door to `torch.distributed`: the groups of a plan, their sums, and raw transfers.
+"""The groups of a plan and their sums; this folder is the only door to `torch.distributed`.
 
 A lost peer or an expired wait leaves here as a `LinkError` that names what was waited for; nothing
-is retried or swallowed. Messages travel over gloo on the CPU; sums of GPU tensors over NCCL.
+is retried or swallowed. No rank of a group is sent anything before it has proved who it is.
+Messages travel over gloo on the CPU; sums of GPU tensors over NCCL.
 """
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,21 +17,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from scope_contracts.errors import (
-    ContractError,
+    AuthenticationError,
     LinkError,
     UserInputError,
-    mismatch,
 )
 from scope_rt.config import MeshConfig
+from scope_rt.environment_names import SECRET_FILE
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.mesh.authentic import GatherSeals
 from scope_rt.mesh.failures import Liveness, RankAddresses
+from scope_rt.mesh.handshake import Proving, prove_each_other
 from scope_rt.mesh.heartbeat import Heartbeat
-from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, meet
+from scope_rt.mesh.interface import needed_interface
+from scope_rt.mesh.meeting_point import MeetingPoint
+from scope_rt.mesh.rendezvous import Meeting, meet
 from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
+from scope_rt.mesh.transfers import Exchange, Transfers
 from scope_rt.topology import Topology
 
-DIGEST_BYTES = 4096
-"""Bytes that one rank sends in an `Exchange`, four of which are the length of its payload."""
+_MOST_BYTES = 1 << 31
+"""Of what one rank says to all."""
+_LOG = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -60,70 +68,6 @@ class TorchCollectives:
         return tensor
 
 
-class Exchange:
-    """Small payloads to every rank of a group: one all_gather of `DIGEST_BYTES` per rank."""
-
-    def __init__(self, group: dist.ProcessGroup, liveness: Liveness) -> None:
-        self._group, self._liveness = group, liveness
-
-    def gather(self, payload: bytes) -> list[bytes]:
-        """Every rank's `payload`, in the order of the group.
-
-        Raises:
-            ContractError: the payload is too long; nothing was sent.
-            LinkError: a rank was lost.
-        """
-        most = DIGEST_BYTES - 4
-        if len(payload) > most:
-            raise ContractError(mismatch("payload", got=len(payload), want=f"at most {most} bytes"))
-        frame = (len(payload).to_bytes(4, "little") + payload).ljust(DIGEST_BYTES, b"\0")
-        mine = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
-        with self._liveness.named_failures("exchange in the generator group"):
-            dist.all_gather(parts, mine, group=self._group)
-        frames = [part.numpy().tobytes() for part in parts]
-        return [each[4 : 4 + int.from_bytes(each[:4], "little")] for each in frames]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A send under way: the tensor must live, unchanged, until it is finished."""
-
-    tensor: Tensor
-    handle: dist.Work
-    peer: int
-
-
-class Transfers:
-    """Bounded tensor transfers between the ranks of one gloo group; ranks are world ranks."""
-
-    def __init__(
-        self, group: dist.ProcessGroup, liveness: Liveness, *, timeout_s: float, patience_s: float
-    ) -> None:
-        """`timeout_s` bounds every transfer, `patience_s` the wait for a message to begin."""
-        self._group, self._liveness = group, liveness
-        self._timeout, self._patience = timedelta(seconds=timeout_s), timedelta(seconds=patience_s)
-
-    def send(self, tensor: Tensor, *, to: int) -> Work:
-        """Start a send."""
-        with self._liveness.named_failures(f"send to rank {to}", peer=to):
-            handle = dist.isend(tensor, to, group=self._group)
-        assert handle is not None, "this rank is not in the group"
-        return Work(tensor, handle, to)
-
-    def finish(self, work: Work) -> None:
-        """Return when the send is done, or raise the LinkError that ended it."""
-        with self._liveness.named_failures(f"send to rank {work.peer}", peer=work.peer):
-            work.handle.wait(self._timeout)
-
-    def receive(self, tensor: Tensor, *, source: int, begins: bool) -> None:
-        """Fill `tensor` from `source`; `begins` says that nothing of its message came before."""
-        with self._liveness.named_failures(f"receive from rank {source}", peer=source):
-            handle = dist.irecv(tensor, source, group=self._group)
-            assert handle is not None, "this rank is not in the group"
-            handle.wait(self._patience if begins else self._timeout)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroups:
     """What a rank of a multi-process plan communicates with. `None`: this rank is not in it."""
@@ -147,10 +91,14 @@ class World:
         """Connect to the other ranks.
 
         Raises:
+            AuthenticationError: another process is in the place of a rank.
             LinkError: a rank was lost meanwhile.
         """
         self.run_id = environment.run_id or meeting.run_id
-        self._rank, self._config = environment.rank, config
+        self.is_authenticated = environment.secret is not None
+        self._rank, self._config, self._environment = environment.rank, config, environment
+        self._key, ranks = meeting.key, range(meeting.world_size)
+        self._seals = GatherSeals(meeting.key.derive("exchange"), ranks, meeting.rank)
         self._sockets: frozenset[OpenSocket] = frozenset()
         self._gpu_groups: list[dist.ProcessGroup] = []
         self._default_group: dist.ProcessGroup | None = None
@@ -165,7 +113,10 @@ class World:
         self._liveness = Liveness(self.heartbeat)
         self._others = open_sockets()
         with_gpu = torch.cuda.is_available()
-        with self._liveness.named_failures("meeting the other ranks"):
+        with (
+            self._liveness.named_failures("meeting the other ranks"),
+            needed_interface(environment),
+        ):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if with_gpu else "gloo",
                 store=meeting.store,
@@ -174,51 +125,93 @@ class World:
                 timeout=timedelta(seconds=config.start_timeout_s),
             )
         self._default_group = dist.group.WORLD
+        assert self._default_group is not None, "it was just built"
+        self._prove({"world": (self._default_group, ranks)})
 
     def exchange(self, payload: bytes) -> list[bytes]:
-        """Every rank's `payload`, by rank: one small gather over all ranks."""
+        """Every rank's `payload`, by rank: one small gather over all ranks.
+
+        Raises:
+            AuthenticationError: what arrived is not what a rank of this stream said.
+            LinkError: a rank was lost.
+        """
+        sealed = self._seals.seal(payload)
         with self._liveness.named_failures("exchange between all ranks"):
             world = dist.get_world_size()
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-            dist.all_gather(sizes, torch.tensor([len(payload)]))
-            longest = max(int(size) for size in sizes)
-            padded = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8)
+            numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+            dist.all_gather(numbers, torch.tensor([len(sealed)]))
+            sizes = [int(number) for number in numbers]
+            if not 0 < min(sizes) <= max(sizes) <= _MOST_BYTES:
+                raise AuthenticationError(f"exchange between all ranks: got {sizes} bytes")
+            longest = max(sizes)
+            padded = torch.frombuffer(bytearray(sealed.ljust(longest, b"\0")), dtype=torch.uint8)
             parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(world)]
             dist.all_gather(parts, padded)
-        return [
-            part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)
-        ]
+        with located("exchange between all ranks"):
+            return self._seals.opened(
+                [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+            )
 
     def build_groups(self, topology: Topology) -> ProcessGroups:
-        """The groups of `topology`; every rank calls this once, after parity was checked."""
+        """The groups of `topology`; every rank calls this once, after parity was checked.
+
+        Raises:
+            AuthenticationError: another process is in the place of a rank.
+            LinkError: a rank was lost.
+        """
         generators, rank = list(topology.generator_ranks), self._rank
         bound_s, idle_s = self._config.group_timeout_s, self._config.idle_timeout_s
         bound, liveness = timedelta(seconds=bound_s), self._liveness
-        with liveness.named_failures("building the groups of the plan"):
+        ends = (0, topology.leader)
+        with (
+            liveness.named_failures("building the groups of the plan"),
+            needed_interface(self._environment),
+        ):
             sums = dist.new_group(generators, timeout=bound)
             mesh = dist.new_group(generators, timeout=bound, backend="gloo")
             pair = None
             if topology.pipelined:
-                pair = dist.new_group([0, topology.leader], timeout=bound, backend="gloo")
+                pair = dist.new_group(list(ends), timeout=bound, backend="gloo")
+        groups: dict[str, tuple[dist.ProcessGroup, Sequence[int]]] = {}
+        if rank in generators:
+            groups = {"sums": (sums, generators), "mesh": (mesh, generators)}
+        if pair is not None and rank in ends:
+            groups["link"] = (pair, ends)
+        self._prove(groups)
         self._watch([sums] if rank in generators else [])
         link = None
-        if pair is not None and rank in (0, topology.leader):
+        if pair is not None and rank in ends:
             # Rank0 waits for a chunk, which is under way; a mesh rank waits for rank0's next plan.
             patience_s = bound_s if rank == 0 else idle_s
-            link = Transfers(pair, liveness, timeout_s=bound_s, patience_s=patience_s)
+            key = self._key.derive("link")
+            link = Transfers(pair, liveness, key=key, timeout_s=bound_s, patience_s=patience_s)
         if rank not in generators:
             return ProcessGroups(link=link, mesh=None, sums=None)
+        key, seals = self._key.derive("mesh"), self._key.derive("digests")
+        digests = Exchange(mesh, liveness, GatherSeals(seals, generators, rank))
         return ProcessGroups(
             link=link,
-            mesh=Transfers(mesh, liveness, timeout_s=bound_s, patience_s=idle_s),
+            mesh=Transfers(mesh, liveness, key=key, timeout_s=bound_s, patience_s=idle_s),
             sums=TorchCollectives(sums, liveness),
-            digests=Exchange(mesh, liveness) if len(generators) > 1 else None,
+            digests=digests if len(generators) > 1 else None,
         )
 
     def leave(self) -> None:
         """Stop the heartbeat, then release the groups. Idempotent."""
         self.heartbeat.stop()
         leave_world()
+
+    def _prove(self, groups: Mapping[str, tuple[dist.ProcessGroup, Sequence[int]]]) -> None:
+        """By name, each with its ranks. A rank that is there answers as fast as it beats."""
+        prove_each_other(
+            [
+                Proving(group=group, ranks=ranks, key=self._key.derive(f"group {name}"))
+                for name, (group, ranks) in groups.items()
+            ],
+            self._rank,
+            liveness=self._liveness,
+            timeout=timedelta(seconds=self._config.heartbeat_timeout_s),
+        )
 
     def _watch(self, groups: list[dist.ProcessGroup]) -> None:
         """Note the connections that `_abort` ends, and the rank behind each address."""
@@ -243,6 +236,7 @@ def join_world(environment: LaunchEnvironment, config: MeshConfig) -> World:
 
     Raises:
         UserInputError: this process was not launched as a rank.
+        AuthenticationError: others came without this rank's secret; it names them.
         LinkError: other ranks did not come within the start timeout; it names them.
     """
     if environment.master_addr is None or not environment.master_port:
@@ -252,6 +246,13 @@ def join_world(environment: LaunchEnvironment, config: MeshConfig) -> World:
         )
     if torch.cuda.is_available():
         torch.cuda.set_device(environment.local_rank)
+    if environment.secret is None and environment.rank == 0:
+        _LOG.warning(
+            "this stream has no secret: whoever reaches its ports can join it; set %s on every "
+            "rank; see runbooks/%s.md",
+            SECRET_FILE,
+            AuthenticationError.runbook,
+        )
     point = MeetingPoint(
         host=environment.master_addr,
         port=environment.master_port,
@@ -262,6 +263,7 @@ def join_world(environment: LaunchEnvironment, config: MeshConfig) -> World:
         rank=environment.rank,
         world_size=environment.world_size,
         timeout_s=config.start_timeout_s,
+        secret=environment.secret,
     )
     return World(meeting, environment, config)
 

@@ -20,12 +20,8 @@ from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
 from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
 from scope_rt.mesh.peer_check import PeerCheck, no_peers
-from scope_rt.mesh.process_group import (
-    ProcessGroups,
-    Transfers,
-    World,
-    join_world,
-)
+from scope_rt.mesh.process_group import ProcessGroups, World, join_world
+from scope_rt.mesh.transfers import Transfers
 from scope_rt.mesh.worker import LocalMesh, RemoteMesh, Worker, serve_follower, serve_leader
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.fingerprint import Fingerprint
@@ -116,6 +112,10 @@ class Rank:
         parts = self._world.exchange(encode_spans(self._instruments.trace.spans))
         return tuple(span for part in parts for span in decode_spans(part))
 
+    @property
+    def _is_authenticated(self) -> bool:
+        return self._world is not None and self._world.is_authenticated
+
     def leave(self) -> None:
         """Release the groups, if there are any. Idempotent."""
         if self._world is not None:
@@ -171,7 +171,7 @@ class Rank:
         return PeerLink(
             transfers,
             peer=peer,
-            with_digests=self._setup.config.mesh.input_digest,
+            with_digests=self._setup.config.mesh.input_digest or self._is_authenticated,
             derived=DERIVED if self._setup.topology.plan_id is PlanId.TP_V0 else frozenset(),
             derive=None if self._pipeline is None else self._pipeline.derive,
             instruments=self._instruments,

@@ -5,16 +5,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, meet
+from scope_rt.mesh.meeting_point import MeetingPoint
+from scope_rt.mesh.rendezvous import Meeting, meet
+from scope_rt.stream_secret import StreamSecret
 from tests import warm_python
 
 HOST = """
 import sys, time
-from scope_rt.mesh.rendezvous import host_store
+from scope_rt.mesh.meeting_point import host_store
 store = host_store()
 print(store.port, flush=True)
 sys.stdin.read()
@@ -77,21 +79,26 @@ def meet_all(
     world_size: int,
     timeout_s: float = 20.0,
     late: int | None = None,
+    secrets: Sequence[StreamSecret | None] = (),
 ) -> list[Meeting | BaseException]:
-    """What each of `ranks` gets out of the meeting; `late` comes after the others."""
+    """What each of `ranks` gets out of the meeting; `late` comes after the others.
+
+    `secrets` are those of the ranks by number; without them, nobody has one.
+    """
 
     def come(rank: int) -> Meeting:
         if rank == late:
             time.sleep(0.3)
-        return meet(point, rank=rank, world_size=world_size, timeout_s=timeout_s)
+        secret = secrets[rank] if secrets else None
+        return meet(point, rank=rank, world_size=world_size, timeout_s=timeout_s, secret=secret)
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         futures: list[Future[Meeting]] = [pool.submit(come, rank) for rank in ranks]
         return [future.exception() or future.result() for future in futures]
 
 
-def meet_two(point: MeetingPoint) -> tuple[Meeting, Meeting]:
-    first, second = meet_all(point, [0, 1], world_size=2)
+def meet_two(point: MeetingPoint, secret: StreamSecret | None = None) -> tuple[Meeting, Meeting]:
+    first, second = meet_all(point, [0, 1], world_size=2, secrets=[secret, secret])
     assert isinstance(first, Meeting)
     assert isinstance(second, Meeting)
     return first, second

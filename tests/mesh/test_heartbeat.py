@@ -15,7 +15,8 @@ import pytest
 
 from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
 from scope_rt.mesh.heartbeat import Heartbeat, closed_by
-from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, host_store
+from scope_rt.mesh.meeting_point import MeetingPoint, host_store
+from scope_rt.mesh.rendezvous import Meeting
 from tests.mesh.meetings import meet_two, point_at, store_elsewhere
 
 BOUND_S = 1.0
@@ -182,15 +183,13 @@ class SlowStore:
 
     def __init__(self, latency_s: float) -> None:
         self._latency_s = latency_s
-        self._beats: dict[str, int] = {}
 
-    def add(self, key: str, amount: int) -> int:
+    def set(self, key: str, value: bytes) -> None:
         time.sleep(self._latency_s)
-        self._beats[key] = self._beats.get(key, 0) + amount
-        return self._beats[key]
 
-    def compare_set(self, key: str, expected: str, desired: bytes) -> bytes:
-        return desired
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        time.sleep(self._latency_s)
+        return expected or desired
 
 
 def test_a_slow_store_does_not_stretch_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
-from scope_rt.mesh import rendezvous
-from scope_rt.mesh.rendezvous import Meeting, MeetingPoint, host_store, meet
+from scope_rt.mesh import meeting_point, rendezvous
+from scope_rt.mesh.authentic import Key
+from scope_rt.mesh.meeting_point import MeetingPoint, host_store
+from scope_rt.mesh.rendezvous import Meeting, meet
 from scope_rt.mesh.sockets import connections_to
 from tests.mesh.meetings import StandingClock, meet_all, meet_two, point_at, store_elsewhere
 
@@ -63,8 +65,10 @@ def test_every_rank_names_those_who_did_not_come(
     point = point_at(store.port)
     if has_met_before:
         names_of(meet_all(point, [0, 1, 2], world_size=3))
-    monkeypatch.setattr(rendezvous, "time", StandingClock(len(ranks)))
-    monkeypatch.setattr(rendezvous, "_GRACE_S", StandingClock.BOUND_S)  # by another clock
+    clock = StandingClock(len(ranks))
+    monkeypatch.setattr(rendezvous, "time", clock)
+    monkeypatch.setattr(meeting_point, "time", clock)
+    monkeypatch.setattr(rendezvous, "GRACE_S", StandingClock.BOUND_S)  # by another clock
     for error in meet_all(point, ranks, world_size=3, timeout_s=0.5):
         assert isinstance(error, LinkTimeoutError)
         want = f"meeting the other ranks: {lacking} did not come within 0.5 s"
@@ -87,8 +91,8 @@ def test_a_store_that_was_stopped_is_waited_for_no_longer_than_asked(
         class LastParticipant(rendezvous._Participant):
             """The store is stopped as soon as it has come."""
 
-            def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
-                super().__init__(store, rank=rank, world_size=world_size)
+            def __init__(self, store: Any, key: Key, *, rank: int, world_size: int) -> None:
+                super().__init__(store, key, rank=rank, world_size=world_size)
                 os.kill(process.pid, signal.SIGSTOP)
 
         if when == "before":

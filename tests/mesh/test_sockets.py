@@ -18,7 +18,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     ProcessGroupGloo,
 )
 
-from scope_rt.mesh.rendezvous import host_store
+from scope_rt.mesh.meeting_point import host_store
 from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
 
 

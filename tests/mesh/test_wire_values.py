@@ -1,7 +1,6 @@
 """What ranks tell each other arrives as it was sent, and garbage is refused by a named error."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -9,11 +8,13 @@ import torch
 from scope_contracts.errors import ContractError, LinkError
 from scope_contracts.lifecycle import StreamPosition
 from scope_rt.control.tail import StreamTail, TailChunk
+from scope_rt.mesh.authentic import SealedStore
 from scope_rt.mesh.failures import RankAddresses
 from scope_rt.mesh.heartbeat import Failure, FailureKind, Heartbeat
 from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
+from scope_rt.mesh.meeting_point import host_store
 from scope_rt.mesh.peer_check import PeerReport
-from scope_rt.mesh.rendezvous import Roster, host_store
+from scope_rt.mesh.rendezvous import Roster
 from scope_rt.trace import decode_spans
 from tests.mesh.meetings import meet_two, point_at
 
@@ -91,10 +92,10 @@ def test_a_report_after_loading_that_is_cut_short_or_runs_on_is_refused() -> Non
 @pytest.mark.parametrize(
     "data", [b"nonsense", Failure(kind=FailureKind.CLOSED, text="").encode()[:-1]]
 )
-def test_a_reported_failure_that_cannot_be_read_is_still_a_link_error(data: Any) -> None:
+def test_a_reported_failure_that_cannot_be_read_is_still_a_link_error(data: bytes) -> None:
     store = host_store()
     first, second = meet_two(point_at(store.port))
-    first.store.compare_set("failure", "", data)
+    SealedStore(first.store, first.key.derive("heartbeat")).write("failure", data)
     for meeting in (first, second):
         heartbeat = Heartbeat(
             meeting, bound_s=1.0, start_s=20.0, abort=lambda: None, is_over=lambda: False

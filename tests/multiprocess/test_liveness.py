@@ -13,8 +13,9 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import LinkError
 from scope_rt.config import MeshConfig
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.mesh.meeting_point import MeetingPoint, host_store
 from scope_rt.mesh.process_group import ProcessGroups, World, join_world
-from scope_rt.mesh.rendezvous import MeetingPoint, host_store
+from scope_rt.stream_secret import StreamSecret
 from scope_rt.topology import Topology
 from tests.multiprocess.ranks import Ranks, free_port
 
@@ -31,7 +32,14 @@ def port() -> Iterator[int]:
     del store
 
 
-def join(port: int, *, bound_s: float = BOUND_S, hosted: bool = True) -> World:
+def join(
+    port: int,
+    *,
+    bound_s: float = BOUND_S,
+    hosted: bool = True,
+    start_s: float = 20.0,
+    secret: StreamSecret | None = None,
+) -> World:
     environment = LaunchEnvironment(
         launched=True,
         rank=int(os.environ["RANK"]),
@@ -39,8 +47,12 @@ def join(port: int, *, bound_s: float = BOUND_S, hosted: bool = True) -> World:
         master_addr="127.0.0.1",
         master_port=port,
         store_is_hosted=hosted,
+        secret=secret,
     )
-    return join_world(environment, MeshConfig(heartbeat_timeout_s=bound_s, start_timeout_s=20.0))
+    config = MeshConfig(
+        heartbeat_timeout_s=bound_s, start_timeout_s=start_s, group_timeout_s=start_s
+    )
+    return join_world(environment, config)
 
 
 def wait_for_a_peer(groups: ProcessGroups, wait: str) -> None:

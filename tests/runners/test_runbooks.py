@@ -10,7 +10,11 @@ import pytest
 
 from scope_contracts import errors
 from scope_rt.config import StreamConfig, variables
-from scope_rt.environment_names import INTERNAL_VARIABLES, LOG_LEVEL
+from scope_rt.environment_names import (
+    INTERNAL_VARIABLES,
+    LOG_LEVEL,
+    PER_PROCESS_VARIABLES,
+)
 from scope_runners import exit_codes, logs
 from scope_runners.main import main
 from scope_runners.stop_request import STOPPING
@@ -30,7 +34,7 @@ def rows(page: str) -> list[list[str]]:
 
 def test_every_variable_is_documented_and_every_documented_one_is_read() -> None:
     names = [row[0].removesuffix(" =").strip("`") for row in rows("settings.md")]
-    assert sorted(names) == sorted({*variables(), LOG_LEVEL})
+    assert sorted(names) == sorted({*variables(), *PER_PROCESS_VARIABLES})
     page = (RUNBOOKS / "settings.md").read_text()
     assert all(f"`{name}`" in page for name in INTERNAL_VARIABLES)
 

@@ -35,7 +35,7 @@ class Detector(StrEnum):
     SCALAR_DIGEST = "scalar_digest"
     """Every N chunks the generator ranks compare what they are about to run."""
     INPUT_DIGEST = "input_digest"
-    """What arrives on the link is what was sent (`SCOPE_TP_INPUT_DIGEST=1`)."""
+    """What arrives on the link is what was sent."""
     FINGERPRINT = "fingerprint"
     """Weights are those of the checkpoint, at load and every N chunks."""
     HEARTBEAT = "heartbeat"

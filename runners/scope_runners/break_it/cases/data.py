@@ -76,7 +76,6 @@ def _flipped(is_answer: bool, topology: Topology, pace: Pace) -> Scenario | None
         rank=sender,
         point=FaultPoint.FRAMES,
         action="flip_bit",
-        shared={"SCOPE_TP_INPUT_DIGEST": "1"},
         frame=1,
     )
 
