@@ -162,7 +162,8 @@ def of_another_rank(store: Any, first: Meeting, other: Meeting) -> None:
 
 
 def played_back(store: Any, first: Meeting, other: Meeting) -> None:
-    store.set("beat/1", first.key.derive("heartbeat").seal("beat/1", beat(3)))
+    count = 2 + int(time.monotonic() / (BOUND_S / 10)) % 2  # those it has seen, in turn
+    store.set("beat/1", first.key.derive("heartbeat").seal("beat/1", beat(count)))
 
 
 @pytest.mark.parametrize(
