@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Finished, Opened, Record
 from scope_lab.replay_process import replayed
 from scope_lab.two_hosts_report import HostReport, TwoHostsReport, table
+from scope_rt.environment_names import SECRET
 from scope_rt.models.loading import EMBEDDED
 from scope_rt.record.reader import StreamHistory, open_log, read_stream
 from scope_rt.topology import PIPELINED, Topology, plan_named
@@ -122,6 +124,7 @@ class _Run:
         self._arguments += ["--plan", args.plan, "--tp", str(args.tp), "--model", args.model]
         self._arguments += ["--seconds", f"{args.seconds:f}"]
         self._arguments += ["--prompt", "a red circle, fast, on navy"]
+        self._environ = {**_ENVIRON, SECRET: secrets.token_hex(32)}
         self.fault_s = self.restored_s = 0.0
         self.consoles: list[_Console] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -169,7 +172,7 @@ class _Run:
                 num_ranks=1 if host == first else self.topology.tp_degree,
                 program=("scope_runners.stream", *self._arguments),
             ),
-            environ=_ENVIRON,
+            environ=self._environ,
             output=subprocess.PIPE,
         )
         self.consoles.append(_Console(process, self.folder / f"host-{letter}.log"))

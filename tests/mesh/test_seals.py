@@ -52,16 +52,18 @@ def wires(key: Key = KEY) -> tuple[Wire, Wire]:
     return zero, one
 
 
-LATENTS = {"latents_in": torch.arange(8.0)}
+TENSORS = {"latents_in": torch.arange(8.0), "context_frames_override": torch.ones(8)}
+NUM_FRAMES = 5
+"""Header, message, two tensors and their digests."""
 
 
 def planned(chunk: int) -> PPEnvelope:
-    return replace(envelope(chunk), tensors=specs_of(LATENTS))
+    return replace(envelope(chunk), tensors=specs_of(TENSORS))
 
 
 def say(wire: Wire, chunk: int, *, to: int = 1) -> None:
     link = PeerLink(wire, peer=to)
-    link.send(planned(chunk), LATENTS)
+    link.send(planned(chunk), TENSORS)
     link.flush()
 
 
@@ -89,21 +91,24 @@ def alter_the_seed(frames: deque[Tensor]) -> None:
 
 
 def alter_the_proof(frames: deque[Tensor]) -> None:
-    frames[3][0] ^= 1
+    frames[4][0] ^= 1
 
 
 def say_the_first_again(frames: deque[Tensor]) -> None:
-    first = [frames[i].clone() for i in range(4)]
+    first = [frames[i].clone() for i in range(NUM_FRAMES)]
     frames.extendleft(reversed(first))
 
 
 def leave_the_first_out(frames: deque[Tensor]) -> None:
-    for _ in range(4):
+    for _ in range(NUM_FRAMES):
         frames.popleft()
 
 
-def exchange_digests(frames: deque[Tensor]) -> None:
-    frames[3] = torch.cat([frames[3][16:], frames[3][:16]])
+def exchange_tensors_with_their_digests(frames: deque[Tensor]) -> None:
+    """Each digest still is of the tensor that it comes with."""
+    frames[2], frames[3] = frames[3], frames[2]
+    message, first, second = frames[4].split(16)
+    frames[4] = torch.cat([message, second, first])
 
 
 @pytest.mark.parametrize(
@@ -114,7 +119,7 @@ def exchange_digests(frames: deque[Tensor]) -> None:
         alter_the_proof,
         say_the_first_again,
         leave_the_first_out,
-        exchange_digests,
+        exchange_tensors_with_their_digests,
     ],
 )
 def test_a_message_that_was_altered_repeated_or_withheld_on_the_way_is_refused(
@@ -151,7 +156,7 @@ def test_a_message_that_is_sent_back_to_its_sender_is_refused() -> None:
 def test_a_message_without_digests_is_refused_where_they_are_due() -> None:
     zero, one = wires()
     link = PeerLink(zero, peer=1, with_digests=False)
-    link.send(planned(0), LATENTS)
+    link.send(planned(0), TENSORS)
     with pytest.raises(WireError, match="set SCOPE_TP_INPUT_DIGEST alike on every rank"):
         hear(one)
 
