@@ -1,6 +1,7 @@
 """A rank's weights are, bit for bit and place for place, those of the checkpoint."""
 
 from math import prod
+from sys import intern
 
 from torch import Tensor, nn
 
@@ -25,17 +26,19 @@ class Fingerprint:
     def __init__(self, model: nn.Module, group: Collectives | None = None) -> None:
         """`model` holds the slices of this rank of `group`; without one, whole weights."""
         group = group or SoloCollectives()
-        self._places = {
-            name: (model.get_submodule(name.rpartition(".")[0]), shard_of(name, group))
-            for name, _ in model.named_parameters()
-        }
+        self._places: dict[str, tuple[nn.Module, str, Shard]] = {}
+        for name, _ in model.named_parameters():
+            owner, _, attribute = name.rpartition(".")
+            place = model.get_submodule(owner), intern(attribute), shard_of(name, group)
+            self._places[name] = place
         self.checksums: Checksums = {name: self.now(name) for name in self._places}
 
     def now(self, name: str) -> int:
         """The checksum of the weight `name` as the model has it in memory."""
-        module, shard = self._places[name]
-        return shard_digest(getattr(module, name.rpartition(".")[2]), shard)
+        module, attribute, shard = self._places[name]
+        return shard_digest(getattr(module, attribute), shard)
 
     def num_bytes(self, name: str) -> int:
         """What `now` reads."""
-        return int(getattr(self._places[name][0], name.rpartition(".")[2]).nbytes)
+        module, attribute, _ = self._places[name]
+        return int(getattr(module, attribute).nbytes)
