@@ -12,6 +12,13 @@ from typing import Protocol
 from torch import Tensor
 
 from scope_contracts.answer import check_answer, check_state
+from scope_contracts.arithmetic import (
+    Deviation,
+    ReducedSum,
+    check_deviation,
+    check_sums,
+    check_written_rows,
+)
 from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import PPEnvelope, PPResult
 from scope_contracts.errors import DigestError, SlowRankError
@@ -59,6 +66,10 @@ class _InputDigestCheck(Protocol):
         sent: Mapping[str, bytes],
         arrived: Mapping[str, bytes],
     ) -> None: ...
+
+
+class _RowsCheck(Protocol):
+    def __call__(self, where: str, plane: str, got: float, want: float, bound: float) -> None: ...
 
 
 def is_superseded(result_epoch: int, first_epoch: int) -> bool:
@@ -142,6 +153,14 @@ class Checks:
     """The generator ranks, every N chunks: do they compute under the same numeric settings?"""
     pace: Callable[[int, Sequence[float], Sequence[int], float], None] = check_pace
     """The generator ranks, every N chunks: is one far slower than the others?"""
+    arithmetic: Callable[[Deviation], None] = check_deviation
+    """A generator rank, after a chunk: did a token come out as it does in float64?"""
+    loaded_sums: Callable[[Deviation], None] = check_deviation
+    """A generator rank, after a chunk: are a linear layer's weights those that were loaded?"""
+    cached_rows: _RowsCheck = check_written_rows
+    """A generator rank, after a chunk: are cached rows those that were given to the cache?"""
+    reduced_sums: Callable[[int, Sequence[Sequence[ReducedSum]], Sequence[int]], None] = check_sums
+    """The generator ranks, after a chunk: did all-reduces give the sum of what they were given?"""
     input_digests: _InputDigestCheck = check_input_digests
     """The receiver of a message with digests: did it arrive as it was sent?"""
     answer: Callable[[PPEnvelope, PPResult], None] = check_answer

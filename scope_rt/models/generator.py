@@ -42,6 +42,10 @@ def ignore_calls(timestep: float, start_token: int, indices: CacheIndices) -> No
     """The observer of a stream that is not being recorded."""
 
 
+def ignore_rows(k_BKHD: Tensor, v_BKHD: Tensor) -> None:
+    """Nobody watches what attention is shown."""
+
+
 @dataclass(slots=True, kw_only=True)
 class CachedSelfAttention:
     """Self-attention of one chunk: write its K/V into the cache, attend to all that is visible."""
@@ -53,9 +57,12 @@ class CachedSelfAttention:
     is_last: bool = False
     """Whether this is the chunk's last call: the cache keeps what it gives, and sees what it
     attends to."""
+    see_rows: Callable[[Tensor, Tensor], None] = ignore_rows
+    """Is shown all visible keys and values, as the cache gave them."""
 
     def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
         k, v = self.cache.update(layer, self.window, k_BTHD, v_BTHD, is_last=self.is_last)
+        self.see_rows(k, v)
         if self.is_last and self.cache.spec.needs_attention_scores:
             self.cache.observe(layer, self.window, q_BTHD, k)
         return self.backend.attend(q_BTHD, k, v, self.bias)
@@ -72,9 +79,11 @@ class BlockCausalSelfAttention:
     window: WriteWindow
     backend: AttentionBackend
     block_tokens: int
+    see_rows: Callable[[Tensor, Tensor], None] = ignore_rows
 
     def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
         k, v = self.cache.update(layer, self.window, k_BTHD, v_BTHD)
+        self.see_rows(k, v)
         ends = [*range(self.block_tokens, q_BTHD.shape[1], self.block_tokens), q_BTHD.shape[1]]
         blocks = q_BTHD.split(self.block_tokens, dim=1)
         parts = [

@@ -38,6 +38,14 @@ class Detector(StrEnum):
     """What arrives on the link is what was sent."""
     FINGERPRINT = "fingerprint"
     """Weights are those of the checkpoint, at load and every N chunks."""
+    ORACLE = "oracle"
+    """A token of each chunk is computed again in float64."""
+    LOADED_SUMS = "loaded_sums"
+    """Products of that token are held against sums of the weights as they were loaded."""
+    CACHED_ROWS = "cached_rows"
+    """Rows of that layer lie in the cache as they were given to it."""
+    REDUCED_SUMS = "reduced_sums"
+    """All-reduces give the sum of what all ranks gave."""
     HEARTBEAT = "heartbeat"
     """A rank that stops answering is named."""
     SLOW_RANK = "slow_rank"
@@ -93,6 +101,10 @@ _REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
         Detector.SCALAR_DIGEST: {"scalars": _nothing},
         Detector.INPUT_DIGEST: {"input_digests": _nothing},
         Detector.FINGERPRINT: {"loaded_weights": _nothing, "weights": _nothing},
+        Detector.ORACLE: {"arithmetic": _nothing},
+        Detector.LOADED_SUMS: {"loaded_sums": _nothing},
+        Detector.CACHED_ROWS: {"cached_rows": _nothing},
+        Detector.REDUCED_SUMS: {"reduced_sums": _nothing},
         Detector.HEARTBEAT: {"heartbeat": _nothing},
         Detector.SLOW_RANK: {"pace": _nothing},
     }

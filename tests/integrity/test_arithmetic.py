@@ -1,0 +1,96 @@
+"""Every fault of the arithmetic is found, by the check that is there for it and by no other."""
+
+import pytest
+import torch
+
+from scope_contracts.cache_spec import CacheChoice
+from scope_contracts.errors import IntegrityError
+from scope_contracts.integrity import IntegrityLevel
+from scope_rt.checks import Checks
+from tests.integrity.audited import FAULTS, NUM_TURNS, AuditedStream, Fault, disarmed
+from tests.tiny_models import Rollout
+
+pytestmark = pytest.mark.numeric
+CACHES = ("ring", "quantized:int8", "quantized:int4", "h2o", "paged:fp8", "hierarchical")
+DEFAULT, STRICT = IntegrityLevel.DEFAULT, IntegrityLevel.STRICT
+
+
+def stream(
+    level: IntegrityLevel,
+    checks: Checks | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    cache: str = "ring",
+    backend: str = "sdpa",
+) -> AuditedStream:
+    choice = CacheChoice.named(cache)
+    rollout = Rollout(sink=1, window=8, dtype=dtype, cache=choice, backend=backend)
+    return AuditedStream(rollout, level, checks)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_clean_stream_passes(cache: str, dtype: torch.dtype) -> None:
+    stream(STRICT, dtype=dtype, cache=cache).run(range(5))
+
+
+@pytest.mark.parametrize("backend", ["lse_merge", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_clean_stream_passes_with_every_backend(backend: str, dtype: torch.dtype) -> None:
+    stream(STRICT, dtype=dtype, backend=backend).run(range(4))
+
+
+def test_a_clean_stream_passes_in_rotation() -> None:
+    stream(DEFAULT).run(range(NUM_TURNS + 1))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_strict_finds_a_fault_in_its_chunk(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    audited = stream(STRICT)
+    audited.run(range(3))
+    fault.bring_about(audited.rollout, monkeypatch)
+    with pytest.raises(IntegrityError, match=f"chunk 3, rank 0, .*{fault.names}"):
+        audited.run([3])
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_default_finds_a_fault_within_its_turns(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = stream(DEFAULT)
+    audited.run(range(3))
+    fault.bring_about(audited.rollout, monkeypatch)
+    with pytest.raises(IntegrityError, match=f"rank 0, .*{fault.names}"):
+        audited.run(range(3, 3 + NUM_TURNS))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_gets_through_where_its_check_is_disarmed(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = stream(STRICT, disarmed(fault.check))
+    audited.run(range(3))
+    fault.bring_about(audited.rollout, monkeypatch)
+    audited.run([3])
+
+
+@pytest.mark.parametrize("cache", ["quantized:int4", "paged:int8"])
+def test_a_codec_s_write_that_is_skipped_is_found(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = stream(STRICT, cache=cache)
+    audited.run(range(3))
+    FAULTS[0].bring_about(audited.rollout, monkeypatch)
+    with pytest.raises(IntegrityError, match=r"chunk 3, rank 0, call 3, layer 1, .*cached keys"):
+        audited.run([3])
+
+
+def test_a_chunk_that_failed_leaves_nothing_behind() -> None:
+    audited = stream(STRICT)
+    audited.run(range(2))
+    calls = audited.rollout.generator.cache
+    calls.reset()
+    with pytest.raises(Exception, match="cache ends at token"):
+        audited.run([2])
+    audited.check.abandon()
+    assert not any(block._forward_hooks for block in audited.rollout.model.blocks)

@@ -1,0 +1,58 @@
+"""A call that rebuilds the cache is audited as the others are."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from scope_contracts.call_budget import CallBudget
+from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, LATENTS_IN
+from scope_contracts.errors import IntegrityError
+from scope_contracts.integrity import IntegrityLevel
+from scope_rt.integrity.arithmetic import ArithmeticCheck
+from scope_rt.models.generator import BlockCausalSelfAttention
+from tests.integrity.audited import GENERATOR, NUM_TURNS
+from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
+
+pytestmark = pytest.mark.numeric
+LEVELS = pytest.mark.parametrize("level", [IntegrityLevel.DEFAULT, IntegrityLevel.STRICT])
+NUM_CONTEXT = 5
+"""Latent frames: a whole block, and a part of one."""
+
+
+def run(level: IntegrityLevel, num_chunks: int) -> None:
+    """Chunks that each begin with a recompute, and have no clean pass."""
+    rollout = Rollout(sink=0, window=9, dtype=torch.float32)
+    check = ArithmeticCheck(rollout.generator, level=level, rank=0)
+    for chunk in range(num_chunks):
+        plan = replace(
+            envelope(chunk, bias=0.6, calls=len(STEPS) + 1),
+            do_kv_recompute=True,
+            clean_pass=False,
+            current_start_frame=7 + chunk * BLOCK,
+        )
+        context = torch.cat([rollout.noise(90), rollout.noise(91)], 1)[:, :NUM_CONTEXT]
+        tensors = {LATENTS_IN: rollout.noise(chunk), CONTEXT_FRAMES_OVERRIDE: context}
+        if chunk == 0:
+            tensors[CONDITIONING_EMBEDS] = rollout.text
+        check.begin(plan, tensors)
+        rollout.generator.generate(plan, tensors, CallBudget(chunk, len(STEPS) + 1).enter)
+        check.end()
+
+
+@LEVELS
+def test_a_clean_recompute_passes(level: IntegrityLevel) -> None:
+    run(level, NUM_TURNS if level is IntegrityLevel.DEFAULT else 2)
+
+
+@LEVELS
+def test_context_that_sees_later_blocks_is_found(
+    level: IntegrityLevel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_wide(*, block_tokens: int, **named: Any) -> BlockCausalSelfAttention:
+        return BlockCausalSelfAttention(block_tokens=2 * block_tokens, **named)
+
+    monkeypatch.setattr(GENERATOR + "BlockCausalSelfAttention", too_wide)
+    with pytest.raises(IntegrityError, match=r"rank 0, call 0, .*self-attention"):
+        run(level, NUM_TURNS)
