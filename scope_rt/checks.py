@@ -155,8 +155,8 @@ class Checks:
     """The generator ranks, every N chunks: is one far slower than the others?"""
     arithmetic: Callable[[Deviation], None] = check_deviation
     """A generator rank, after a chunk: did a token come out as it does in float64?"""
-    loaded_sums: Callable[[Deviation], None] = check_deviation
-    """A generator rank, after a chunk: are a linear layer's weights those that were loaded?"""
+    linear_sums: Callable[[Deviation], None] = check_deviation
+    """A generator rank, after a chunk: are products those of the weights that were loaded?"""
     cached_rows: _RowsCheck = check_written_rows
     """A generator rank, after a chunk: are cached rows those that were given to the cache?"""
     reduced_sums: Callable[[int, Sequence[Sequence[ReducedSum]], Sequence[int]], None] = check_sums

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from scope_contracts.arithmetic import Deviation, ReducedSum
@@ -64,7 +63,6 @@ class ArithmeticCheck:
             self._blocks = [each for each in generator.model.blocks if isinstance(each, Block)]
             self._oracles = [BlockOracle(block, self._rounding) for block in self._blocks]
 
-    @torch.inference_mode()
     def begin(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
         """Watch the blocks that are audited in this chunk."""
         self.abandon()
@@ -95,10 +93,9 @@ class ArithmeticCheck:
         )
         for layer, each in groupby(audits, key=lambda audit: audit.layer):
             of_layer = list(each)
-            recorder = BlockRecorder(self._blocks[layer], of_layer, self._calls, self._rounding)
+            recorder = BlockRecorder(self._blocks[layer], of_layer, self._calls)
             self._recorders.append((of_layer, recorder))
 
-    @torch.inference_mode()
     def end(self) -> None:
         """Compute again what was watched; the cache must have advanced.
 
@@ -140,17 +137,20 @@ class ArithmeticCheck:
         return [pair.on_host(name) for name, pair in zip(names, record.pairs, strict=False)]
 
     def _check_stages(self, audits: Sequence[Audit], stages: Sequence[Stage]) -> None:
-        """The first stage that is off stands for what is wrong; the weights' sums come last."""
+        """The first stage that is off is where the fault is."""
+        got = np.concatenate([stage.got for stage in stages], axis=-1)
+        off = np.abs(got - np.concatenate([stage.want for stage in stages], axis=-1))
+        if (off <= np.concatenate([stage.bound for stage in stages], axis=-1)).all():
+            return
         for stage in stages:
             off = np.abs(stage.got - stage.want)
             if (off <= stage.bound).all():
                 continue
-            shape = off.shape
-            bound = np.broadcast_to(stage.bound, shape)
+            shape, bound = off.shape, stage.bound
             record, column = map(int, np.unravel_index((off - bound).argmax(), shape))
             check = self._checks.arithmetic
-            if stage.name.startswith("weights"):
-                check = self._checks.loaded_sums
+            if stage.is_linear:
+                check = self._checks.linear_sums
             check(
                 Deviation(
                     where=self._where(audits[record]),

@@ -2,7 +2,7 @@
 
 Freivalds (1977) and Huang and Abraham (1984): for signs r, `(r W) x` must be `r (W x)`. `r W` is
 taken once, when the weights are loaded, and kept in float64, so a weight that changed later shows
-in the first product with it, whatever any digest says. Biases are kept as they were.
+in the products with it, whatever any digest says. Biases are kept as they were.
 """
 
 import math
@@ -12,14 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from scope_contracts.arithmetic import LAMBDA
-from scope_rt.integrity.tolerance import SHARED, Array, Rounding, Tracked, fourth_norm
+from scope_rt.integrity.tolerance import (
+    EXACT,
+    SHARED,
+    Array,
+    Rounding,
+    Tracked,
+    fourth_norm,
+    length,
+)
 
-_DOUBLE_ROUNDOFF = 2.0**-53
+NUM_SUMS = 2
+"""Sums of a product with different signs: what is wrong in all rows may cancel out in one."""
 
 
-def signs(count: int, seed: int = 0) -> Array:
-    """As many fixed pseudo-random signs, the same in every process."""
-    return np.random.Generator(np.random.Philox(seed)).choice((-1.0, 1.0), count)
+def signs(*shape: int) -> Array:
+    """Fixed pseudo-random signs, the same in every process."""
+    return np.random.Generator(np.random.Philox(0)).choice((-1.0, 1.0), shape)
 
 
 def to_array(x: Tensor) -> Array:
@@ -29,31 +38,32 @@ def to_array(x: Tensor) -> Array:
 
 
 class LinearSums:
-    """The sums of one linear layer as it was loaded; 8 bytes a row and a column."""
+    """The sums of a linear layer as it was loaded; 8 bytes of each a row and a column."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        self._linear = linear
+    def __init__(self, linear: nn.Linear, *, has_bias: bool = True) -> None:
+        """`has_bias` tells whether the products that are checked have the bias in them."""
         weight = linear.weight.detach().double()
-        rows, columns = weight.shape
-        self._signs = signs(rows)
-        by_column = torch.from_numpy(self._signs).to(weight.device) @ weight
-        self._sums = to_array(by_column)
-        self._size = float(weight.norm())
-        self._row_fourth = to_array((weight**4).sum(-1) ** 0.25)
-        self._num_terms = columns
+        rows, self._num_terms = weight.shape
+        self._signs = signs(rows, NUM_SUMS)
+        by_sign = torch.from_numpy(self._signs).to(weight.device)
+        self._sums = to_array(weight.T @ by_sign)
+        self._squares = self._sums**2
+        self._rows_size = float((weight**4).sum(-1).sqrt().sum().sqrt())
         self.bias = np.zeros(rows) if linear.bias is None else to_array(linear.bias)
+        self._bias_sums = self.bias @ self._signs * has_bias
 
-    def product(self, x: Tracked, rounding: Rounding) -> tuple[Tracked, tuple[Array, Array, Array]]:
-        """`W x` without the bias, from the raw weights; and got, want and bound of its sum."""
-        weight = self._linear.weight.detach().double()
-        columns = torch.from_numpy(np.ascontiguousarray(x.value.T)).to(weight.device)
-        y: Array = (weight @ columns).cpu().numpy().T
+    def sums(self, x: Tracked, y: Array, rounding: Rounding) -> tuple[Array, Array, Array]:
+        """Got, want and bound of the sums of `y`, each `[N, NUM_SUMS]`; `y` should be `W x`.
+
+        Errors of rows are independent, so they add up by the root of their squares; an error of
+        `x` moves all rows at once.
+        """
+        got, want = y @ self._signs, x.value @ self._sums
         n, u = self._num_terms, rounding.work
         # sqrt(a + b) <= sqrt(a) + sqrt(b) splits the walk into what y and what the terms add.
-        off = LAMBDA * u * math.sqrt(n / 6) * fourth_norm(x.value) + fourth_norm(x.error)
-        per_size = (LAMBDA * math.sqrt(n / 3) + SHARED) * u + rounding.store
-        error = self._row_fourth * off + per_size * np.abs(y)
-        length = np.sqrt(np.einsum("nj,nj->n", x.value, x.value))[:, None]
-        bound = 4 * LAMBDA * _DOUBLE_ROUNDOFF * self._size * length
-        got, want = y @ self._signs, x.value @ self._sums
-        return Tracked(y, error), (got[:, None], want[:, None], bound)
+        bound = LAMBDA * u * math.sqrt(n / 6) * self._rows_size * fourth_norm(x.value)
+        per_size = (LAMBDA * math.sqrt(n / 3) + SHARED) * u + 2 * rounding.store
+        bound = bound + per_size * length(y) + SHARED * u * np.abs(want)
+        if x.error is not EXACT:
+            bound = bound + np.sqrt((x.error * x.error) @ self._squares)
+        return got, want + self._bias_sums, bound

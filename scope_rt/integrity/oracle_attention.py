@@ -1,4 +1,4 @@
-"""Positions, biases and softmax of one token, written out in float64 from their definitions.
+"""Positions, biases and softmax of one token, written out from their definitions.
 
 Nothing here calls what streams call: `models.rope`, `attention` and `key_bias` are under test.
 """
@@ -65,40 +65,53 @@ def log_biases(
 
 
 def attended(
-    q_HD: Tensor, k_KHD: Tensor, v_KHD: Tensor, biases: Sequence[float], rounding: Rounding
+    q_HD: Tensor, k_KHD: Tensor, v_KHD: Tensor, biases: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of one query over K keys, and how far off a kernel may be, `[H, D]` each.
+    """Softmax attention of one query over K keys `[H, D]`, and the largest key and value `[2]`.
 
-    `biases` are of equal runs of keys. The bound is that of the project's attention tests: an
-    exponent that is off by r moves its probability by r, in its run and at a merge of runs; sums
-    over keys and the rounding of probabilities and results to the stored dtype come on top.
+    `biases` are of equal runs of keys. Products and sums are taken in float32 or wider, number by
+    number and not as matrices: in float64 this would cost as much as the attention of all queries.
     """
     num_keys, _, dim = k_KHD.shape
-    q, k, v = q_HD.double(), k_KHD.double(), v_KHD.double()
-    scores_HK = torch.einsum("khd,hd->hk", k, q) / math.sqrt(dim)
-    largest_bias = max(map(abs, biases))
-    if largest_bias:
-        by_frame = torch.tensor(biases, dtype=torch.float64).to(q.device)
-        scores_HK += by_frame.repeat_interleave(num_keys // len(biases))
-    out = torch.einsum("hk,khd->hd", scores_HK.softmax(-1), v)
-    largest_k, largest_v = _largest(k_KHD), _largest(v_KHD)
-    r_H1 = rounding.work * (
-        LAMBDA / math.sqrt(dim) * q.abs().sum(-1, keepdim=True) * largest_k
-        + 6 * (scores_HK.abs().amax(-1, keepdim=True) + math.log(num_keys) + largest_bias)
-        + EXP_ROUNDINGS
-    )
-    per_size = (LAMBDA * math.sqrt(num_keys) + 8) * rounding.work
+    work = torch.promote_types(q_HD.dtype, torch.float32)
+    q, k, v = q_HD.to(work) / math.sqrt(dim), k_KHD.to(work), v_KHD.to(work)
+    scores_KH = (k * q).sum(-1).double()
+    if any(biases):
+        by_frame = torch.tensor(biases, dtype=torch.float64).to(q_HD.device)
+        scores_KH += by_frame.repeat_interleave(num_keys // len(biases))[:, None]
+    p = scores_KH.softmax(0).to(work)
+    out = (v * p[..., None]).sum(0)
+    largest = torch.stack((*k.aminmax(), *v.aminmax())).abs().view(2, 2).amax(1)
+    return out, largest
+
+
+def attention_bound(
+    q_NHD: Array,
+    out_NHD: Array,
+    largest_N2: Array,
+    *,
+    keys: Sequence[tuple[int, float]],
+    rounding: Rounding,
+    is_cuda: bool,
+) -> Array:
+    """How far a kernel's attention may be off; `keys` are each record's number and largest bias.
+
+    The bound is that of the project's attention tests: an exponent that is off by r moves its
+    probability by r, in its run and at a merge of runs; sums over keys and the rounding of
+    probabilities and results to the stored dtype come on top. A score is at most the sum of sizes
+    in q times the largest key. `attended` rounds as much as a kernel.
+    """
+    num_keys, biases = np.asarray(keys, dtype=np.float64).T[:, :, None]
+    largest_k, largest_v = largest_N2.T[:, :, None]
+    sizes = np.abs(q_NHD).sum(-1) * (largest_k / math.sqrt(q_NHD.shape[-1]))
+    r = rounding.work * ((LAMBDA + 6) * sizes + 6 * (np.log(num_keys) + biases) + EXP_ROUNDINGS)
+    per_size = 2 * (3 * r + (LAMBDA * np.sqrt(num_keys) + 8) * rounding.work)
     if rounding.stored != rounding.work:
         per_size += 3 * rounding.stored
-        if q.is_cuda:  # there the bias takes the dtype of q
-            per_size += 2 * rounding.stored * largest_bias
-    return out, (3 * r_H1 + per_size) * (largest_v + out.abs())
-
-
-def _largest(x: Tensor) -> Tensor:
-    """Largest size of any number of `x`."""
-    low, high = x.aminmax()
-    return torch.maximum(high, -low).double()
+        if is_cuda:  # there the bias takes the dtype of q
+            per_size += 2 * rounding.stored * biases
+    bound: Array = per_size[..., None] * (largest_v[..., None] + np.abs(out_NHD))
+    return bound
 
 
 def text_attended(q_NHD: Tracked, k_LHD: Array, v_LHD: Array, rounding: Rounding) -> Tracked:

@@ -5,6 +5,7 @@ What is kept of a call is one token's numbers. Nothing waits for a device here.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +16,10 @@ from scope_rt.collectives import Collectives
 from scope_rt.integrity.audit_plan import Audit, CallPlan
 from scope_rt.integrity.oracle_attention import attended, log_biases
 from scope_rt.integrity.reduced_sums import ReducedPair
-from scope_rt.integrity.tolerance import Rounding
 from scope_rt.models.causal_wan import Block, TextKV
 from scope_rt.models.generator import BlockCausalSelfAttention, CachedSelfAttention
 
 Attend = CachedSelfAttention | BlockCausalSelfAttention
-NUM_REDUCED = 5
-"""All-reduces of a block: q/k norm, attention, q norm of the text, its attention, feed-forward."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,16 +34,26 @@ class BlockRecord:
     qkv_HD: tuple[Tensor, Tensor, Tensor] | None = None
     """As given to attention."""
     attention_HD: tuple[Tensor, Tensor, Tensor] | None = None
-    """What attention gave, what it must give, and the bound."""
+    """What attention gave, what it must give, and the largest key and value."""
+    keys: tuple[int, float] = (0, 0.0)
+    """Their number, and the largest bias."""
     changed_rows: list[Tensor | bool] = field(default_factory=list)
     """Whether runs of the chunk's keys and values are other than those given, once attention has
     seen them."""
     given: tuple[Tensor, Tensor] | None = None
     """Keys and values of the whole chunk."""
     reduced_rows: list[Tensor] = field(default_factory=list)
-    """What each all-reduce was given and gave back, of this token."""
+    """What each all-reduce was given and gave back, of this token; once in a group of one."""
+    products: list[Tensor] = field(default_factory=list)
+    """What `to_q`, `to_k`, the text's `to_q` and the first layer of the feed-forward gave."""
     pairs: list[ReducedPair] = field(default_factory=list)
     out_C: Tensor | None = None
+
+    def row(self, tensor: Tensor) -> Tensor:
+        """The token's, of a tensor over all tokens with one or more planes in front."""
+        batch, num_tokens = self.audit.batch, self.plan.num_tokens
+        planes = tensor.reshape(-1, self.text.k.shape[0] * num_tokens, tensor.shape[-1])
+        return planes[:, batch * num_tokens + self.audit.token]
 
     def flat(self) -> Tensor:
         """All numbers of the token in one float64 vector, so that one copy brings them over."""
@@ -53,7 +61,8 @@ class BlockRecord:
         assert self.attention_HD is not None
         assert self.out_C is not None
         parts = (
-            *self.inputs, *self.qkv_HD, *self.attention_HD, *self.reduced_rows, self.out_C
+            *self.inputs, *self.qkv_HD, *self.attention_HD, *self.reduced_rows,
+            *self.products, self.out_C
         )  # fmt: skip
         return torch.cat([part.reshape(-1) for part in parts]).double().cpu()
 
@@ -69,32 +78,25 @@ class _WatchedGroup:
         record = self._record
         if self.size == 1:
             got = self._group.all_reduce_sum(tensor)
-            record.reduced_rows += [self._row(tensor), self._row(got)]
+            record.reduced_rows.append(record.row(got))
             return got
-        given_row, given = self._row(tensor).clone(), ReducedPair.of(tensor)
+        given_row, given = record.row(tensor).clone(), ReducedPair.of(tensor)
         got = self._group.all_reduce_sum(tensor)
-        record.reduced_rows += [given_row, self._row(got)]
+        record.reduced_rows += [given_row, record.row(got)]
         record.pairs.append(given.with_result(got))
         return got
-
-    def _row(self, tensor: Tensor) -> Tensor:
-        """The token's, of a tensor over all tokens with one or more planes in front."""
-        record = self._record
-        batch, num_tokens = record.audit.batch, record.plan.num_tokens
-        planes = tensor.reshape(-1, record.text.k.shape[0] * num_tokens, tensor.shape[-1])
-        return planes[:, batch * num_tokens + record.audit.token]
 
 
 class BlockRecorder:
     """Watches one block for the calls of a chunk in which a token of it is audited."""
 
-    def __init__(
-        self, block: Block, audits: Sequence[Audit], calls: Sequence[CallPlan], rounding: Rounding
-    ) -> None:
+    def __init__(self, block: Block, audits: Sequence[Audit], calls: Sequence[CallPlan]) -> None:
         self.records: list[BlockRecord] = []
         self._by_call = {audit.call: audit for audit in audits}
-        self._calls, self._rounding, self._block, self._group = calls, rounding, block, block.group
-        self._num_calls = 0
+        self._calls, self._block, self._group = calls, block, block.group
+        up = block.ffn.net[0]["proj"]  # type: ignore[index]
+        self._linears = (block.attn1.to_q, block.attn1.to_k, block.attn2.to_q, up)
+        self._num_calls, self._of_call = 0, list[RemovableHandle]()
         self._handles: list[RemovableHandle] = [
             block.register_forward_pre_hook(self._before),
             block.register_forward_hook(self._after),
@@ -103,7 +105,12 @@ class BlockRecorder:
     def stop(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._block.group = self._group
+        self._end_call()
+
+    def _end_call(self) -> None:
+        for handle in self._of_call:
+            handle.remove()
+        self._block.group, self._of_call = self._group, []
 
     def _before(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         call = self._num_calls
@@ -119,12 +126,14 @@ class BlockRecorder:
         record = BlockRecord(audit=audit, plan=plan, text=text, inputs=(row, mod_6C))
         self.records.append(record)
         self._block.group = _WatchedGroup(self._group, record)
+        keep = partial(_keep_product, record)
+        self._of_call = [linear.register_forward_hook(keep) for linear in self._linears]
         return x, mod, rope, text, self._watched(attend, record)
 
     def _after(self, block: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
         if self._block.group is self._group:
             return
-        self._block.group = self._group
+        self._end_call()
         record = self.records[-1]
         record.out_C = out[record.audit.batch].flatten(0, 1)[record.audit.token]
 
@@ -139,8 +148,8 @@ class BlockRecorder:
             at = (record.audit.batch, record.audit.token)
             record.qkv_HD, record.given = (q[at], k[at], v[at]), (k, v)
             self._compare_rows(attend, record, shown[-1])
-            want, bound = self._own_attention(attend, record, *shown[-1])
-            record.attention_HD = (out[at], want, bound)
+            own = self._own_attention(attend, record, *shown[-1])
+            record.attention_HD = (out[at], *own)
             return out
 
         ignore = attend.see_rows
@@ -182,7 +191,12 @@ class BlockRecorder:
             biases = biases[:num_visible]
             end = len(biases) * plan.rows * plan.columns
             k, v = k[:end], v[:end]
-        return attended(q, k, v, biases, self._rounding)
+        record.keys = (k.shape[0], max(map(abs, biases)))
+        return attended(q, k, v, biases)
+
+
+def _keep_product(record: BlockRecord, linear: nn.Module, args: Any, out: Tensor) -> None:
+    record.products.append(record.row(out))
 
 
 def _differ(rows: Tensor, given: Tensor) -> Tensor | bool:

@@ -27,8 +27,8 @@ SQUARES_ROUNDOFF = 2.0**-24
 """Sums of squares are taken in float32, whatever the model's dtype."""
 SHARED = 16.0
 """Roundings that all numbers of a token share: mean, variance and root of a norm."""
-STEEPEST_GELU = 1.13
-"""Largest slope of GELU, by which an error of its argument may grow."""
+EXACT: Array = np.zeros((1, 1))
+"""The error of what was observed."""
 
 
 class Tracked(NamedTuple):
@@ -64,4 +64,10 @@ def fourth_norm(x: Array) -> Array:
     """
     squares = x * x
     norms: Array = np.sqrt(np.sqrt(np.einsum("nj,nj->n", squares, squares)))[:, None]
+    return norms
+
+
+def length(x: Array) -> Array:
+    """Euclidean norm of every row, `[N, 1]`."""
+    norms: Array = np.sqrt(np.einsum("nj,nj->n", x, x))[:, None]
     return norms

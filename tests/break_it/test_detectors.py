@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)  # a trial is five runs, and one of them h
 
 OF_ARITHMETIC = {
     Detector.ORACLE,
-    Detector.LOADED_SUMS,
+    Detector.LINEAR_SUMS,
     Detector.CACHED_ROWS,
     Detector.REDUCED_SUMS,
 }

@@ -144,15 +144,16 @@ def _drop_a_key(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
 
 
 def _alter_weight(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
-    weight = rollout.model.blocks[1].ffn.net[2].weight  # type: ignore[union-attr, index]
-    weight[0, 0] *= 1.0001
+    """The sign of the largest one."""
+    weight = rollout.model.get_parameter("blocks.1.ffn.net.2.weight").detach().view(-1)
+    weight[weight.abs().argmax()].neg_()
 
 
 def _replace_weight(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
     """Who digests the tensors that were loaded sees no change."""
-    linear = rollout.model.blocks[1].attn1.to_q  # type: ignore[union-attr]
-    weight = linear.weight.detach() * 1.0001  # type: ignore[union-attr, operator]
-    linear.weight = torch.nn.Parameter(weight, requires_grad=False)  # type: ignore[union-attr]
+    linear = rollout.model.get_submodule("blocks.1.attn1.to_q")
+    assert isinstance(linear, torch.nn.Linear)
+    linear.weight = torch.nn.Parameter(linear.weight.detach() * 1.0001, requires_grad=False)
 
 
 FAULTS = (
@@ -161,8 +162,8 @@ FAULTS = (
     Fault("bias", "arithmetic", "self-attention", _alter_bias),
     Fault("frames shifted", "arithmetic", "to_q, normed and rotated", _shift_frames),
     Fault("rotation altered", "arithmetic", "to_q, normed and rotated", _alter_rotation),
-    Fault("coarse products", "arithmetic", "to_q", _multiply_coarsely),
+    Fault("coarse products", "linear_sums", "sum of to_q", _multiply_coarsely),
     Fault("key dropped", "arithmetic", "self-attention", _drop_a_key),
-    Fault("weight altered", "loaded_sums", "weights of ffn down", _alter_weight),
-    Fault("weight replaced", "loaded_sums", "weights of to_q", _replace_weight),
+    Fault("weight altered", "linear_sums", "sum of ffn down", _alter_weight),
+    Fault("weight replaced", "linear_sums", "sum of to_q", _replace_weight),
 )

@@ -40,7 +40,7 @@ class Detector(StrEnum):
     """Weights are those of the checkpoint, at load and every N chunks."""
     ORACLE = "oracle"
     """A token of each chunk is computed again in float64."""
-    LOADED_SUMS = "loaded_sums"
+    LINEAR_SUMS = "linear_sums"
     """Products of that token are held against sums of the weights as they were loaded."""
     CACHED_ROWS = "cached_rows"
     """Rows of that layer lie in the cache as they were given to it."""
@@ -102,7 +102,7 @@ _REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
         Detector.INPUT_DIGEST: {"input_digests": _nothing},
         Detector.FINGERPRINT: {"loaded_weights": _nothing, "weights": _nothing},
         Detector.ORACLE: {"arithmetic": _nothing},
-        Detector.LOADED_SUMS: {"loaded_sums": _nothing},
+        Detector.LINEAR_SUMS: {"linear_sums": _nothing},
         Detector.CACHED_ROWS: {"cached_rows": _nothing},
         Detector.REDUCED_SUMS: {"reduced_sums": _nothing},
         Detector.HEARTBEAT: {"heartbeat": _nothing},
