@@ -15,6 +15,7 @@ from scope_contracts.answer import check_answer, check_state
 from scope_contracts.arithmetic import (
     Deviation,
     ReducedSum,
+    check_canary,
     check_deviation,
     check_sums,
     check_written_rows,
@@ -161,6 +162,8 @@ class Checks:
     """A generator rank, after a chunk: are cached rows those that were given to the cache?"""
     reduced_sums: Callable[[int, Sequence[Sequence[ReducedSum]], Sequence[int]], None] = check_sums
     """The generator ranks, after a chunk: did all-reduces give the sum of what they were given?"""
+    canary: Callable[[int, Sequence[str], Sequence[int], str], None] = check_canary
+    """The generator ranks, at a start and every N chunks: is a fixed chunk what it always was?"""
     input_digests: _InputDigestCheck = check_input_digests
     """The receiver of a message with digests: did it arrive as it was sent?"""
     answer: Callable[[PPEnvelope, PPResult], None] = check_answer

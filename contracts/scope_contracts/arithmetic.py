@@ -97,3 +97,17 @@ def check_sums(chunk: int, reports: Sequence[Sequence[ReducedSum]], ranks: Seque
                 raise IntegrityError(
                     str(Deviation(where=where, stage=stage, got=each.got, want=want, bound=bound))
                 )
+
+
+def check_canary(chunk: int, digests: Sequence[str], ranks: Sequence[int], expected: str) -> None:
+    """Compare what the fixed chunk gave on each of `ranks` with its first run.
+
+    Raises:
+        IntegrityError: naming the rank.
+    """
+    for rank, digest in zip(ranks, digests, strict=True):
+        if digest != expected:
+            raise IntegrityError(
+                f"chunk {chunk}: rank {rank}: the fixed chunk gives {digest}, in its first run it "
+                f"gave {expected}: weights, kernels or the device changed"
+            )

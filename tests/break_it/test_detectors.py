@@ -22,6 +22,7 @@ OF_ARITHMETIC = {
     Detector.LINEAR_SUMS,
     Detector.CACHED_ROWS,
     Detector.REDUCED_SUMS,
+    Detector.CANARY,
 }
 """Disarmed by tests/integrity: their faults are inside a chunk, where no fault point lies."""
 

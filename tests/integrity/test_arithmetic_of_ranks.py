@@ -12,13 +12,10 @@ from scope_contracts.arithmetic import ReducedSum, check_sums
 from scope_contracts.envelope import LATENTS_IN
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
-from scope_rt.collectives import Collectives
 from scope_rt.integrity.arithmetic import ArithmeticCheck
-from scope_rt.kv_cache.factory import open_frame_cache
-from scope_rt.models.causal_wan import CausalWanModel
-from scope_rt.models.shards import shards_of
+from tests.integrity.sharded import sharded
 from tests.thread_ranks import ThreadCollectives, on_all_ranks, thread_ranks
-from tests.tiny_models import CONFIG, CPU, Rollout, cache_spec, envelope
+from tests.tiny_models import CONFIG, Rollout, envelope
 
 pytestmark = pytest.mark.numeric
 RANKS = 2
@@ -41,20 +38,6 @@ class _NoisyOnAll:
         return out
 
 
-def sharded(group: Collectives, dtype: torch.dtype) -> Rollout:
-    rollout = Rollout(sink=1, window=8, dtype=dtype)
-    model = CausalWanModel(CONFIG, group).to(dtype).requires_grad_(False)
-    weights = dict(rollout.model.named_parameters())
-    with torch.no_grad():
-        for name, part in shards_of(weights, group).items():
-            linear = model.get_parameter(name)
-            linear.data = part.clone()
-    spec = cache_spec(sink=1, window=8, dtype=rollout.generator.cache.spec.dtype)
-    rollout.generator.model = model
-    rollout.generator.cache = open_frame_cache(spec, device=CPU, group=group)
-    return rollout
-
-
 def reports_of(
     num_chunks: int,
     *,
@@ -65,10 +48,10 @@ def reports_of(
 ) -> list[list[Report]]:
     """Every rank's report of every chunk."""
     groups = [_NoisyOnAll(group) for group in thread_ranks(RANKS)]
+    of_rank = [sharded(group, dtype) for group in groups]
 
     def body(rank: int) -> list[Report]:
-        group = groups[rank]
-        rollout = sharded(group, dtype)
+        group, rollout = groups[rank], of_rank[rank]
         check = ArithmeticCheck(rollout.generator, level=level, rank=rank)
         if break_rank is not None and rank == 1:
             break_rank(rollout)

@@ -46,6 +46,8 @@ class Detector(StrEnum):
     """Rows of that layer lie in the cache as they were given to it."""
     REDUCED_SUMS = "reduced_sums"
     """All-reduces give the sum of what all ranks gave."""
+    CANARY = "canary"
+    """A fixed chunk gives the same bits every N chunks, on all ranks."""
     HEARTBEAT = "heartbeat"
     """A rank that stops answering is named."""
     SLOW_RANK = "slow_rank"
@@ -105,6 +107,7 @@ _REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
         Detector.LINEAR_SUMS: {"linear_sums": _nothing},
         Detector.CACHED_ROWS: {"cached_rows": _nothing},
         Detector.REDUCED_SUMS: {"reduced_sums": _nothing},
+        Detector.CANARY: {"canary": _nothing},
         Detector.HEARTBEAT: {"heartbeat": _nothing},
         Detector.SLOW_RANK: {"pace": _nothing},
     }
