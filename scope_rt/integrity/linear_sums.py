@@ -38,7 +38,7 @@ def to_array(x: Tensor) -> Array:
 
 
 class LinearSums:
-    """The sums of a linear layer as it was loaded; 8 bytes of each a row and a column."""
+    """The sums of a linear layer as it was loaded; at most 40 bytes a row and a column."""
 
     def __init__(self, linear: nn.Linear, *, has_bias: bool = True) -> None:
         """`has_bias` tells whether the products that are checked have the bias in them."""

@@ -36,10 +36,16 @@ class AuditedStream:
     """Chunk by chunk, as a rank runs it."""
 
     def __init__(
-        self, rollout: Rollout, level: IntegrityLevel, checks: Checks | None = None
+        self,
+        rollout: Rollout,
+        level: IntegrityLevel,
+        checks: Checks | None = None,
+        every: int = 1,
     ) -> None:
         self.rollout = rollout
-        self.check = ArithmeticCheck(rollout.generator, level=level, rank=0, checks=checks)
+        self.check = ArithmeticCheck(
+            rollout.generator, level=level, rank=0, checks=checks, every=every
+        )
 
     def run(self, chunks: Sequence[int]) -> None:
         for chunk in chunks:

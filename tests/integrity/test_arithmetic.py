@@ -10,7 +10,6 @@ from scope_rt.checks import Checks
 from tests.integrity.audited import FAULTS, NUM_TURNS, AuditedStream, Fault, disarmed
 from tests.tiny_models import Rollout
 
-pytestmark = pytest.mark.numeric
 CACHES = ("ring", "quantized:int8", "quantized:int4", "h2o", "paged:fp8", "hierarchical")
 DEFAULT, STRICT = IntegrityLevel.DEFAULT, IntegrityLevel.STRICT
 
@@ -28,20 +27,33 @@ def stream(
     return AuditedStream(rollout, level, checks)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_clean_stream_passes(cache: str, dtype: torch.dtype) -> None:
     stream(STRICT, dtype=dtype, cache=cache).run(range(5))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("backend", ["lse_merge", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_clean_stream_passes_with_every_backend(backend: str, dtype: torch.dtype) -> None:
     stream(STRICT, dtype=dtype, backend=backend).run(range(4))
 
 
+@pytest.mark.numeric
 def test_a_clean_stream_passes_in_rotation() -> None:
     stream(DEFAULT).run(range(NUM_TURNS + 1))
+
+
+def test_a_stream_that_is_audited_now_and_then_takes_its_turns_as_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    audited = AuditedStream(stream(DEFAULT).rollout, DEFAULT, every=4)
+    audited.run(range(4))
+    FAULTS[-1].bring_about(audited.rollout, monkeypatch)
+    with pytest.raises(IntegrityError, match=r"chunk 4, rank 0, call 0, layer 1, token"):
+        audited.run(range(4, 8))
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)

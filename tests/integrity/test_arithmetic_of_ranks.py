@@ -17,7 +17,6 @@ from tests.integrity.sharded import sharded
 from tests.thread_ranks import ThreadCollectives, on_all_ranks, thread_ranks
 from tests.tiny_models import CONFIG, Rollout, envelope
 
-pytestmark = pytest.mark.numeric
 RANKS = 2
 DEFAULT, STRICT = IntegrityLevel.DEFAULT, IntegrityLevel.STRICT
 Report = tuple[ReducedSum, ...]
@@ -72,6 +71,7 @@ def compare(reports: Sequence[Sequence[Report]], ranks: Sequence[int] = (0, 1)) 
         check_sums(chunk, of_chunk, ranks)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("level", [DEFAULT, STRICT])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_clean_group_passes(level: IntegrityLevel, dtype: torch.dtype) -> None:

@@ -15,7 +15,6 @@ from scope_rt.models.generator import BlockCausalSelfAttention
 from tests.integrity.audited import GENERATOR, NUM_TURNS
 from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
 
-pytestmark = pytest.mark.numeric
 LEVELS = pytest.mark.parametrize("level", [IntegrityLevel.DEFAULT, IntegrityLevel.STRICT])
 NUM_CONTEXT = 5
 """Latent frames: a whole block, and a part of one."""
@@ -41,6 +40,7 @@ def run(level: IntegrityLevel, num_chunks: int) -> None:
         check.end()
 
 
+@pytest.mark.numeric
 @LEVELS
 def test_a_clean_recompute_passes(level: IntegrityLevel) -> None:
     run(level, NUM_TURNS if level is IntegrityLevel.DEFAULT else 2)

@@ -13,7 +13,6 @@ from tests.integrity.sharded import sharded
 from tests.thread_ranks import on_all_ranks, thread_ranks
 from tests.tiny_models import Rollout
 
-pytestmark = pytest.mark.numeric
 IN_EVERY_CHUNK = [fault for fault in FAULTS if fault.check != "cached_rows"]
 """A row of the stream's own cache is none of the canary's."""
 
