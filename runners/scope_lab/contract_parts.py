@@ -149,7 +149,7 @@ def _peer_check(steady: SteadyChunk) -> list[Part]:
 
     def look() -> None:
         check.before(ScalarDigest.of(steady.envelope, steady.indices))
-        check.after(steady.envelope.chunk_index, 1.0, b"")
+        check.after(steady.envelope.chunk_index, 1.0, None)
 
     look()  # the first chunk is always due
     return [

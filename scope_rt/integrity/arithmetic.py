@@ -82,6 +82,7 @@ class ArithmeticCheck:
         self._calls = calls_of(
             envelope,
             origin_frame=self._origin_frame,
+            grid=(latents.shape[3] // 2, latents.shape[4] // 2),
             num_frames=latents.shape[1],
             num_context=num_context,
         )

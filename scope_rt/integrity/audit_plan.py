@@ -33,14 +33,19 @@ class CallPlan:
 
 
 def calls_of(
-    envelope: PPEnvelope, *, origin_frame: int, num_frames: int, num_context: int
+    envelope: PPEnvelope,
+    *,
+    origin_frame: int,
+    grid: tuple[int, int],
+    num_frames: int,
+    num_context: int,
 ) -> list[CallPlan]:
-    """The calls of a chunk of `num_frames`, in order.
+    """The calls of a chunk of `num_frames` of `grid` tokens, in order.
 
     `origin_frame` is the frame of the epoch at position 0, `num_context` the frames that a
     recompute sees, 0 where there is none.
     """
-    rows, columns = envelope.height // 16, envelope.width // 16
+    rows, columns = grid
     first = envelope.current_start_frame - origin_frame
     log_bias = math.log(envelope.kv_cache_attention_bias)
     plain = CallPlan(first_frame=first, num_frames=num_frames, rows=rows, columns=columns)

@@ -12,11 +12,15 @@ from statistics import median
 from scope_contracts.parity import ScalarDigest
 from scope_contracts.wire import CanonicalMessage
 from scope_rt.checks import Checks
+from scope_rt.integrity.verifier import RankEvidence
 
 NUM_REMEMBERED = 16
 """Chunks whose times a rank is measured by."""
 FEWEST_REMEMBERED = 3
 """Fewer are not compared: the first chunk after a start warms up, and any one may be an outlier."""
+_LENGTH_BYTES = 4
+_PIECE_BYTES = 4000
+"""Of evidence that one gather takes."""
 
 
 def no_peers() -> None:
@@ -49,7 +53,6 @@ class PeerCheck:
     check_peers: Callable[[], None] = no_peers
     """Raises the LinkError of a rank that was lost meanwhile; GPU sums that were ended do not."""
     slow_factor: float = 0.0
-    compares_results: bool = False
     numerics: Callable[[], str] = str
     """This process's numeric settings, where they are watched."""
     checks: Checks = field(default_factory=Checks)
@@ -81,25 +84,37 @@ class PeerCheck:
         self.checks.same_numerics([report.numerics for report in reports], self.ranks)
         self._check_pace(digest.chunk_index, [report.busy_ms for report in reports])
 
-    def after(self, chunk: int, elapsed_ms: float, result: bytes) -> None:
+    def after(self, chunk: int, elapsed_ms: float, evidence: RankEvidence | None) -> None:
         """Note how long this rank computed; alone, it is measured against its own past.
 
-        Compares `result`, a digest, with those of the others.
+        Where there is `evidence`, it is compared with that of the others: one gather, and one more
+        for each further 4 KB of it.
 
         Raises:
             LinkError: a rank was lost while this one computed.
-            IntegrityError: ranks computed different results; naming those that are alone with
-                theirs.
+            IntegrityError: ranks computed different results, an all-reduce gave another sum than
+                that of its parts, or the fixed chunk changed; naming the rank where that is known.
             SlowRankError: this rank became far slower.
+            FieldError, WireError: a rank's evidence cannot be read.
         """
         self.check_peers()
-        if self.gather is not None and self.compares_results:
-            digests = [data.hex() for data in self.gather(result)]
-            self.checks.replicated(chunk, digests, self.ranks)
+        if evidence is not None:
+            self._compare(chunk, evidence)
         busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
         if self.gather is None:
             self._check_pace(chunk, [max(busy_ms, self._usual_ms()), self._usual_ms()])
         self._busy_ms = [*self._busy_ms[1 - NUM_REMEMBERED :], busy_ms]
+
+    def _compare(self, chunk: int, mine: RankEvidence) -> None:
+        given = [mine]
+        if self.gather is not None:
+            given = [RankEvidence.decode(data) for data in _gathered(self.gather, mine.encode())]
+        self.checks.replicated(chunk, [each.result for each in given], self.ranks)
+        if mine.sums:
+            self.checks.reduced_sums(chunk, [each.sums for each in given], self.ranks)
+        if mine.canary:
+            digests = [each.canary for each in given]
+            self.checks.canary(chunk, digests, self.ranks, mine.expected_canary)
 
     def _usual_ms(self) -> float:
         """What a chunk takes here; 0 is not known yet."""
@@ -108,3 +123,14 @@ class PeerCheck:
     def _check_pace(self, chunk: int, busy_ms: Sequence[float]) -> None:
         if self.slow_factor > 0:
             self.checks.pace(chunk, busy_ms, self.ranks, self.slow_factor)
+
+
+def _gathered(gather: Callable[[bytes], list[bytes]], data: bytes) -> list[bytes]:
+    """Every rank's `data`, of any length, in as many gathers as the longest takes."""
+    pieces = gather(len(data).to_bytes(_LENGTH_BYTES, "little") + data[:_PIECE_BYTES])
+    lengths = [int.from_bytes(piece[:_LENGTH_BYTES], "little") for piece in pieces]
+    whole = [piece[_LENGTH_BYTES:] for piece in pieces]
+    for start in range(_PIECE_BYTES, max(lengths), _PIECE_BYTES):
+        pieces = gather(data[start : start + _PIECE_BYTES])
+        whole = [before + piece for before, piece in zip(whole, pieces, strict=True)]
+    return whole

@@ -14,7 +14,7 @@ from scope_contracts.parity import ParityKeys
 from scope_rt.collectives import SoloCollectives
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.integrity.state_audit import StateAudit
+from scope_rt.integrity.verifier import Verifier
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
@@ -215,21 +215,21 @@ class Rank:
                 # Not a method of this object: in a circle, groups would outlive their session.
                 check_peers=no_peers if self._world is None else self._world.heartbeat.check,
                 slow_factor=setup.config.mesh.slow_rank_factor,
-                compares_results=self._verifies,
                 numerics=numeric_settings if self._verifies else str,
                 checks=self._instruments.checks,
             ),
-            audit=self._audit_of(generator) if self._verifies else None,
+            verifier=self._verifier_of(generator) if self._verifies else None,
             instruments=self._instruments,
         )
 
-    def _audit_of(self, generator: ChunkGenerator) -> StateAudit:
+    def _verifier_of(self, generator: ChunkGenerator) -> Verifier:
         config = self._setup.config.integrity
         assert self._fingerprint is not None, "a generator rank has loaded"
-        return StateAudit(
-            rank=self._setup.environment.rank,
+        return Verifier(
+            generator,
             weights=self._fingerprint,
-            generator=generator,
-            within=1 if config.level is IntegrityLevel.STRICT else config.verify_within,
+            rank=self._setup.environment.rank,
+            level=config.level,
+            within=config.verify_within,
             checks=self._instruments.checks,
         )

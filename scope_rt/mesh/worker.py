@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from scope_contracts.parity import HASH_BYTES, ScalarDigest
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_rt.faults import FaultPoint, Faults
 from scope_rt.instruments import Instruments
-from scope_rt.integrity.state_audit import StateAudit
+from scope_rt.integrity.verifier import Verifier
 from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
@@ -50,12 +49,12 @@ class Worker:
         geometry: ChunkGeometry,
         lifecycle: Lifecycle,
         peer_check: PeerCheck,
-        audit: StateAudit | None = None,
+        verifier: Verifier | None = None,
         instruments: Instruments | None = None,
     ) -> None:
-        """Without an `audit`, what the rank holds is not verified."""
+        """Without a `verifier`, what the rank holds and computes is not verified."""
         self._generator, self._geometry = generator, geometry
-        self._lifecycle, self._peer_check, self._audit = lifecycle, peer_check, audit
+        self._lifecycle, self._peer_check, self._verifier = lifecycle, peer_check, verifier
         self._instruments = instruments or Instruments()
 
     def admit(self, envelope: PPEnvelope) -> None:
@@ -84,6 +83,8 @@ class Worker:
         entered = self._entered(envelope)
         with located(f"chunk {chunk}"):
             self._peer_check.before(self._digest_with_scores(envelope))
+            if self._verifier is not None:
+                self._verifier.begin(envelope, tensors)
             start_ns = time.perf_counter_ns()
             budget = CallBudget(chunk, envelope.expected_generator_calls)
             with self._instruments.trace.span(f"generate {chunk}", track="generate"):
@@ -92,9 +93,8 @@ class Worker:
                 )
             latents = latents.cpu()
             elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
-            if self._audit is not None:
-                self._audit.verify(chunk)
-            self._peer_check.after(chunk, elapsed_ms, self._result_digest(latents))
+            evidence = None if self._verifier is None else self._verifier.end(chunk, latents)
+            self._peer_check.after(chunk, elapsed_ms, evidence)
         self._lifecycle = self._instruments.checks.commit(entered, budget.observed)
         state = torch.frombuffer(bytearray(self._digest(envelope).hash()), dtype=torch.uint8)
         out = {LATENTS_OUT: latents, STATE_DIGEST: state}
@@ -132,13 +132,6 @@ class Worker:
         return ScalarDigest.of(
             envelope, generator.cache.indices, conditioning=generator.text_digest
         )
-
-    def _result_digest(self, latents: Tensor) -> bytes:
-        """BLAKE2b over what every rank of the group must have drawn and computed alike."""
-        digest = blake2b(digest_size=HASH_BYTES)
-        for tensor in (*self._generator.noise_drawn, latents):
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-        return digest.digest()
 
     def _enter_call(self, budget: CallBudget, envelope: PPEnvelope) -> Callable[[], None]:
         """What the generator announces every call to."""

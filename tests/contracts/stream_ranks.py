@@ -58,7 +58,6 @@ class CountingGenerator:
         self.cache = open_frame_cache(CACHE, device=torch.device("cpu"))
         self.extra_calls = 0
         self.text_digest = ""
-        self.noise_drawn = ()
         self._origin = 0
 
     def generate(
@@ -97,7 +96,7 @@ class NoPeers:
 
     def before(self, digest: ScalarDigest) -> None: ...
 
-    def after(self, chunk: int, elapsed_ms: float, result: bytes) -> None: ...
+    def after(self, chunk: int, elapsed_ms: float, evidence: object) -> None: ...
 
 
 class WorkerSide:

@@ -1,13 +1,15 @@
 """A rank that is far slower than the others, or than it was, is named; a moment accuses nobody."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from scope_contracts import ScalarDigest, SlowRankError
+from scope_contracts.arithmetic import ReducedSum
 from scope_contracts.errors import IntegrityError, ParityError
+from scope_rt.integrity.verifier import RankEvidence
 from scope_rt.mesh.peer_check import FEWEST_REMEMBERED, PeerCheck, PeerReport
 
 DIGEST = ScalarDigest(
@@ -47,7 +49,7 @@ def check(*, peer_ms: float | None) -> PeerCheck:
 def run(it: PeerCheck, times_ms: Sequence[float]) -> None:
     for chunk, elapsed_ms in enumerate(times_ms):
         it.before(DIGEST)
-        it.after(chunk, elapsed_ms, b"")
+        it.after(chunk, elapsed_ms, None)
     it.before(DIGEST)
 
 
@@ -72,39 +74,78 @@ def test_a_lone_rank_may_become_faster() -> None:
     run(check(peer_ms=None), [90.0, 90.0, 90.0, 90.0, 9.0, 9.0])
 
 
-@dataclass
-class ThreeRanks:
-    """The results of ranks 0, 1 and 3, of which this one is rank 1."""
+def of(result: str, **others: Any) -> RankEvidence:
+    return RankEvidence(result=result, **others)
 
-    results: list[bytes]
 
-    def check(self, **settings: Any) -> PeerCheck:
-        return PeerCheck(
-            ranks=(0, 1, 3),
-            rank=1,
-            every=64,
-            gather=lambda mine: self.results,
-            waited_s=lambda: 0.0,
-            **settings,
+class Group:
+    """A group of three, in which every rank has given what is in `given`."""
+
+    def __init__(self, given: list[RankEvidence]) -> None:
+        self._sent = [data.encode() for data in given]
+        self.num_gathers = 0
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        size, self.num_gathers = 4000, self.num_gathers + 1
+        if self.num_gathers == 1:
+            return [len(data).to_bytes(4, "little") + data[:size] for data in self._sent]
+        start = size * (self.num_gathers - 1)
+        return [data[start : start + size] for data in self._sent]
+
+    def after(self, mine: RankEvidence | None) -> None:
+        check = PeerCheck(
+            ranks=(0, 1, 3), rank=1, every=64, gather=self.gather, waited_s=lambda: 0.0
         )
+        check.after(5, 1.0, mine)
 
 
 @pytest.mark.parametrize(
     ("results", "said"),
     [
-        ([b"a", b"a", b"b"], "chunk 5: rank 3 computed another result"),
-        ([b"b", b"a", b"a"], "chunk 5: rank 0 computed another result"),
-        ([b"a", b"b", b"c"], "chunk 5: ranks 0, 1, 3 computed different results"),
+        ("aab", "chunk 5: rank 3 computed another result"),
+        ("baa", "chunk 5: rank 0 computed another result"),
+        ("abc", "chunk 5: ranks 0, 1, 3 computed different results"),
     ],
 )
-def test_ranks_that_computed_another_result_are_named(results: list[bytes], said: str) -> None:
+def test_ranks_that_computed_another_result_are_named(results: str, said: str) -> None:
+    group = Group([of(result) for result in results])
     with pytest.raises(IntegrityError, match=said):
-        ThreeRanks(results).check(compares_results=True).after(5, 1.0, b"a")
-    ThreeRanks(results).check().after(5, 1.0, b"a")  # results are not compared
+        group.after(of(results[1]))
+    Group([of(result) for result in results]).after(None)  # nothing is verified
 
 
-def test_equal_results_pass() -> None:
-    ThreeRanks([b"a"] * 3).check(compares_results=True).after(5, 1.0, b"a")
+def test_equal_results_pass_in_one_gather() -> None:
+    group = Group([of("a")] * 3)
+    group.after(of("a"))
+    assert group.num_gathers == 1
+
+
+def test_evidence_of_any_length_is_compared() -> None:
+    def sums(odd: float) -> tuple[ReducedSum, ...]:
+        return tuple(
+            ReducedSum(
+                name=f"call 0, layer {layer}, self-attention",
+                given=1.0,
+                got=3.0 + odd * (layer == 99),
+                squares=1.0,
+                roundoff=2.0**-24,
+            )
+            for layer in range(100)
+        )
+
+    group = Group([of("a", sums=sums(0.0))] * 3)
+    group.after(of("a", sums=sums(0.0)))
+    assert group.num_gathers > 2
+    group = Group([of("a", sums=sums(0.0)), of("a", sums=sums(0.0)), of("a", sums=sums(1e-3))])
+    with pytest.raises(IntegrityError, match="chunk 5, rank 3, call 0, layer 99, self-attention"):
+        group.after(of("a", sums=sums(0.0)))
+
+
+def test_a_fixed_chunk_that_changed_is_named_with_its_rank() -> None:
+    good, bad = of("a", canary="x", expected_canary="x"), of("a", canary="y", expected_canary="x")
+    Group([good] * 3).after(good)
+    with pytest.raises(IntegrityError, match="chunk 5: rank 3: the fixed chunk gives y"):
+        Group([good, good, bad]).after(good)
 
 
 def test_a_numeric_setting_that_changed_is_named_before_the_next_chunk() -> None:

@@ -1,0 +1,94 @@
+"""All that one generator rank verifies around a chunk, and what it tells the other ranks of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from scope_contracts.arithmetic import ReducedSum
+from scope_contracts.envelope import PPEnvelope
+from scope_contracts.integrity import IntegrityLevel
+from scope_contracts.parity import HASH_BYTES
+from scope_contracts.wire import CanonicalMessage
+from scope_rt.checks import Checks
+from scope_rt.integrity.arithmetic import ArithmeticCheck
+from scope_rt.integrity.canary import Canary
+from scope_rt.integrity.state_audit import Digests, StateAudit
+from scope_rt.models.generator import ChunkGenerator
+
+AUDITED_CHUNKS = 8
+"""In `default`, one chunk of so many has a token recomputed: each turn costs some 4 % of a chunk of
+the embedded model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvidence(CanonicalMessage):
+    """What ranks compare after a chunk."""
+
+    result: str
+    """Digest of the noise that was drawn and of the latents, in hexadecimal: equal on all ranks."""
+    canary: str = ""
+    """Digest of the fixed chunk; empty where it was not run."""
+    expected_canary: str = ""
+    """Of its first run."""
+    sums: tuple[ReducedSum, ...] = ()
+    """Of the all-reduces that were watched."""
+
+
+class Verifier:
+    """`begin` before a chunk is generated, `end` after it; both on the thread that generates."""
+
+    def __init__(
+        self,
+        generator: ChunkGenerator,
+        *,
+        weights: Digests,
+        rank: int,
+        level: IntegrityLevel,
+        within: int,
+        checks: Checks,
+    ) -> None:
+        """Build it when the weights are loaded and verified. `within` is M, in chunks."""
+        is_strict = level is IntegrityLevel.STRICT
+        self._generator = generator
+        self._state = StateAudit(
+            rank=rank,
+            weights=weights,
+            generator=generator,
+            within=1 if is_strict else within,
+            checks=checks,
+        )
+        self._arithmetic = ArithmeticCheck(
+            generator, level=level, rank=rank, checks=checks, every=AUDITED_CHUNKS
+        )
+        self._canary = Canary(generator)
+        self._ran_canary = False
+
+    def begin(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
+        """Run the fixed chunk where it is due, which takes its own all-reduces; watch the next."""
+        self._ran_canary = self._canary.is_due(envelope.chunk_index)
+        if self._ran_canary:
+            self._canary.run()
+        self._arithmetic.begin(envelope, tensors)
+
+    def end(self, chunk: int, latents_BFCHW: Tensor) -> RankEvidence:
+        """Verify what was computed, and the share of the state that is due.
+
+        `latents_BFCHW` are the chunk's, on the CPU.
+
+        Raises:
+            FingerprintError, IntegrityError: naming the rank and what is wrong.
+        """
+        self._state.verify(chunk)  # first: it knows the cause, of which the other sees the effect
+        self._arithmetic.end()
+        digest = blake2b(digest_size=HASH_BYTES)
+        for tensor in (*self._generator.noise_drawn, latents_BFCHW):
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        return RankEvidence(
+            result=digest.hexdigest(),
+            canary=self._canary.digest if self._ran_canary else "",
+            expected_canary=self._canary.expected if self._ran_canary else "",
+            sums=self._arithmetic.report(),
+        )
