@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import UserInputError, shown
 
 MAX_OBJECTS = 2
 WEIGHTS_NAME = "model.safetensors"
@@ -110,7 +110,9 @@ def parse(text: str) -> SceneSpec:
         elif word in tuple(Background):
             backgrounds.add(Background(word))
         elif word not in _FILLERS:
-            raise UserInputError(f"prompt: unknown word {token!r}{_guess(word)}; {_known_words()}")
+            raise UserInputError(
+                f"prompt: unknown word {shown(token)}{_guess(word)}; {_known_words()}"
+            )
     for kind, named in (("speed", speeds), ("background", backgrounds)):
         if len(named) > 1:
             raise UserInputError(f"prompt: more than one {kind} ({_join(named)}); name one")
@@ -123,9 +125,8 @@ def parse(text: str) -> SceneSpec:
 
 def _pair(things: Sequence[Colour | Shape]) -> tuple[SceneObject, ...]:
     objects: list[SceneObject] = []
-    rest = list(things)
-    while rest:
-        match rest[:2]:
+    for index in range(0, len(things), 2):
+        match things[index : index + 2]:
             case [Colour() as colour, Shape() as shape] | [Shape() as shape, Colour() as colour]:
                 objects.append(SceneObject(colour, shape))
             case [Colour() as colour, *_]:
@@ -137,7 +138,6 @@ def _pair(things: Sequence[Colour | Shape]) -> tuple[SceneObject, ...]:
                 raise UserInputError(
                     f"prompt: {str(word)!r} has no colour next to it; write 'red {word}'"
                 )
-        rest = rest[2:]
     colours = {thing.colour for thing in objects}
     if len(colours) < len(objects):
         raise UserInputError("prompt: two objects of one colour; give each its own colour")

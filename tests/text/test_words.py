@@ -1,5 +1,6 @@
 """A prompt has one meaning, whatever its wording; what cannot be meant is refused by name."""
 
+import time
 from itertools import permutations
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def test_a_colour_belongs_to_the_shape_it_stands_next_to() -> None:
 def test_speed_and_background_have_defaults() -> None:
     scene = parse("white triangle")
     assert (scene.speed, scene.background) == (Speed.MEDIUM, Background.BLACK)
+
+
+def test_a_long_prompt_is_read_in_a_time_that_grows_with_its_length_alone() -> None:
+    start_s = time.process_time()
+    with pytest.raises(UserInputError, match="two objects of one colour"):
+        parse("red circle " * 100_000)  # 1.1 MB, which took 40 s
+    with pytest.raises(UserInputError) as caught:
+        parse("x" * 2**20)
+    assert len(str(caught.value)) < 400
+    assert time.process_time() - start_s < 10.0
 
 
 def test_grey_is_gray() -> None:
