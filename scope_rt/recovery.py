@@ -1,6 +1,7 @@
 """What an earlier process left of a stream, and where this one writes: its log and its snapshot."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +32,17 @@ class Recovery:
     opened."""
 
     def __init__(
-        self, setup: StreamSetup, *, run_id: str, faults: Faults, may_replace: bool = False
+        self,
+        setup: StreamSetup,
+        *,
+        run_id: str,
+        faults: Faults,
+        check_replaced: Callable[[], None] | None = None,
     ) -> None:
         """Read what there is to resume.
 
-        With `may_replace`, or `resume=False` in the configuration, a stream that is there and is
-        not resumed may be lost.
+        `check_replaced` refuses to lose what is there and is not resumed; called once a new log is
+        locked. By default nothing may be lost, but with `resume=False` in the configuration.
 
         Raises:
             UserInputError: it cannot be read, or is of another stream; it is left as it was.
@@ -46,7 +52,8 @@ class Recovery:
         self._config = config
         self._store = None if config.snapshot is None else SnapshotStore(config.snapshot)
         self.resumed = self._found() if self._store is not None else None
-        self._may_replace = may_replace or config.resume is False
+        own_check = _allow if config.resume is False else self._check_nothing_is_lost
+        self._check_replaced = check_replaced or own_check
         self._log: Log = NullLog()
 
     @property
@@ -107,13 +114,12 @@ class Recovery:
         if self._config.log is None:
             return
         resumed = self.resumed
-        if resumed is None and not self._may_replace:
-            self._check_nothing_is_lost()
         self._log = StreamLog(
             self._log_path,
             record_latents=self.records_latents,
             resume=resumed is not None,
             at_least=0 if resumed is None else resumed.log_offset,
+            check=self._check_replaced if resumed is None else _allow,
             faults=self._faults,
         )
         if resumed is None and self._store is not None:
@@ -199,6 +205,9 @@ class Recovery:
             return environment.attempt > 0
         header = store.header() if self._run_id else None
         return header is not None and header.run_id == self._run_id
+
+
+def _allow() -> None: ...
 
 
 def _knows_its_run(environment: LaunchEnvironment) -> bool:

@@ -71,8 +71,8 @@ class StreamSession:
             By default the embedded model in this process, with what the environment says.
         instruments: where stages are traced, and for the break-it suite its faults.
         feedback: what later chunks see of a chunk: its own latents, except in a replay.
-        may_replace: whether `stream` may replace an earlier stream without asking, because the
-            caller looks at what is there.
+        check_replaced: called once a new log is locked, in place of the session's own look at what
+            an earlier stream left: what it raises leaves that as it is.
 
     Raises:
         UserInputError: a setting cannot be used; the sentence says what to change.
@@ -86,7 +86,7 @@ class StreamSession:
         *,
         instruments: Instruments | None = None,
         feedback: Feedback = own_latents,
-        may_replace: bool = False,
+        check_replaced: Callable[[], None] | None = None,
     ) -> None:
         if not isinstance(config, StreamSetup):
             config = StreamSetup.of(config or StreamConfig.load())
@@ -119,7 +119,7 @@ class StreamSession:
                     setup,
                     run_id=self._rank.run_id,
                     faults=self._instruments.faults,
-                    may_replace=may_replace,
+                    check_replaced=check_replaced,
                 )
                 point = self._recovery.resume_point
             if point is None:

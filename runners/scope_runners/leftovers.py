@@ -52,9 +52,25 @@ def check_nothing_is_lost(
     if resumes and header is not None:
         check_same_stream(history, job, log)
         _check_same_record(files, log)
-    elif files.record is not None and files.record.exists() and not job.setup.environment.attempt:
+    else:
+        check_record_is_new(job)
+
+
+def check_record_is_new(job: StreamJob) -> None:
+    """Refuse to replace a recording, but for what a lost start of this run left.
+
+    A crash may come between the first chunk and its resume point; with a second chunk, or at the
+    first start, it is another stream's.
+
+    Raises:
+        UserInputError: naming the file.
+    """
+    record, is_restart = job.files.record, job.setup.environment.attempt > 0
+    if record is None or not record.exists() or not record.stat().st_size:
+        return
+    if not (is_restart and len(read_history(record).finished) < 2):
         raise UserInputError(
-            f"--record {files.record} is there already; choose another file, or delete it"
+            f"--record {record} is there already; choose another file, or delete it"
         )
 
 

@@ -30,7 +30,11 @@ from scope_runners.job import (
     prepare,
 )
 from scope_runners.launcher import Progress, Restarts, launch_attempts
-from scope_runners.leftovers import check_nothing_is_lost, say_how_to_resume
+from scope_runners.leftovers import (
+    check_nothing_is_lost,
+    check_record_is_new,
+    say_how_to_resume,
+)
 from scope_runners.rank_group import Attempt
 from scope_runners.rank_process import guarded_rank
 from scope_runners.request import StreamRequest, parse_stream_request
@@ -100,7 +104,11 @@ def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int
     if environment.rank == 0:
         _LOG.info("settings: %s", job.setup.config.in_effect())
         # `control` looks at what an earlier stream left, and knows more of it than the session.
-        session = StreamSession(job.setup, instruments=instruments, may_replace=True)
+        session = StreamSession(
+            job.setup,
+            instruments=instruments,
+            check_replaced=lambda: check_record_is_new(job),
+        )
         return control(job, session, started_s=started_s)
     return _serve(job, instruments)
 

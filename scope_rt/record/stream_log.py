@@ -10,13 +10,14 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from scope_contracts.errors import ContractError, UserInputError
+from scope_contracts.errors import ContractError, ScopeError, UserInputError
 from scope_contracts.log_file import MAGIC, end_of_whole, pack, refuse_special
 from scope_contracts.log_records import (
     Closed,
@@ -33,6 +34,9 @@ from scope_rt.faults import FaultPoint, Faults, NoFaults
 from scope_rt.file_lock import open_locked
 
 _LOG = logging.getLogger(__name__)
+
+
+def _allow() -> None: ...
 
 
 class Log(Protocol):
@@ -73,6 +77,7 @@ class StreamLog:
             inspected and resumed, and not replayed.
         resume: continue the file of an earlier process; what a crash cut off is removed.
         at_least: bytes that the file to resume must hold, as a snapshot names them.
+        check: called once the file is locked, before it is changed; raises to leave it as it is.
 
     Raises:
         UserInputError: the file cannot be written or has another living writer; or it is to be
@@ -86,6 +91,7 @@ class StreamLog:
         record_latents: bool = False,
         resume: bool = False,
         at_least: int = 0,
+        check: Callable[[], None] = _allow,
         faults: Faults | None = None,
     ) -> None:
         self.path = path
@@ -107,6 +113,7 @@ class StreamLog:
                 f"({error.strerror}); choose another file"
             ) from error
         try:
+            check()
             self._end = self._resumed(self._file, at_least) if resume else _begun(self._file)
         except OSError as error:
             self.close()
@@ -114,7 +121,9 @@ class StreamLog:
                 f"stream log {path}: cannot be written ({error.strerror}); free disk space or "
                 "choose another file"
             ) from error
-        except UserInputError:
+        except ScopeError:
+            if not resume and not os.fstat(self._file).st_size:
+                path.unlink(missing_ok=True)  # while it is locked: perhaps it was not there before
             self.close()
             raise
 

@@ -208,7 +208,7 @@ def test_a_stream_is_replaced_only_where_resume_says_so(folder: Path, tmp_path: 
 
 def test_who_looks_at_an_earlier_stream_may_replace_it(folder: Path, tmp_path: Path) -> None:
     lost_after(tmp_path, folder, num_shown=4, num_acknowledged=2)
-    with StreamSession(kept_in(tmp_path, folder), may_replace=True) as session:
+    with StreamSession(kept_in(tmp_path, folder), check_replaced=lambda: None) as session:
         assert len(list(session.stream("a red circle", num_chunks=1))) == 1
     assert len(read_history(tmp_path / "log").finished) == 1
 

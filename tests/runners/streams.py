@@ -74,3 +74,8 @@ def as_rank_0_of_torchrun(monkeypatch: pytest.MonkeyPatch, *, max_restarts: int 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", str(max_restarts))
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All files, those of the snapshot too."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

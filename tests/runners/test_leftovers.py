@@ -16,13 +16,14 @@ from scope_runners import leftovers
 from scope_runners.job import OutputFiles
 from scope_runners.main import main
 from scope_runners.summary import STAGES
-from tests.runners.streams import SHORT, as_rank_0_of_torchrun, lose_the_link_after, num_frames
+from tests.runners.streams import (
+    SHORT,
+    as_rank_0_of_torchrun,
+    contents,
+    lose_the_link_after,
+    num_frames,
+)
 from tests.stream_logs import opened
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    """All files, those of the snapshot too."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def start_anew(folder: Path) -> None:
