@@ -4,7 +4,8 @@ The fork server has one thread, reads its orders from the launcher, and reports 
 and ended. An ended rank stays a zombie until its place is filled again, so its process id stands
 for no other process while the launcher may still signal it. Standard input of the server and of
 every rank is a pipe that only the launcher holds open: when the launcher is gone, however it went,
-the pipe ends and they leave.
+the pipe ends and they leave. A stopped process reads no pipe: the kernel continues a stopped server
+when its launcher is gone, and kills the ranks when their server is.
 
 Why this is not the `forkserver` of `multiprocessing` with `set_forkserver_preload`, tried on
 Python 3.11 with `scope_runners.stream` and three ranks: it starts them no faster (warm, to the last
@@ -36,6 +37,8 @@ from importlib import import_module
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import NoReturn
+
+from scope_runners.parent_death import signal_at_parent_death
 
 TERMINATE_S = 5.0
 """How long a process may take to obey SIGTERM, and the kernel to carry out SIGKILL."""
@@ -191,11 +194,15 @@ class _Server:
     def _fork(self, rank: int) -> int:
         if rank in self._ended:
             os.waitpid(self._ended.pop(rank), 0)
+        server = os.getpid()
         pid = os.fork()
         if pid:
             self._running[rank] = pid
             self._report("+", rank, pid)
         else:
+            signal_at_parent_death(signal.SIGKILL)
+            if os.getppid() != server:  # it was gone before the kernel knew
+                os._exit(128 + signal.SIGKILL)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for end in (self._wakeup, self._wakeup_writer):
@@ -216,6 +223,7 @@ class _Server:
 
 
 def _main(module_name: str, orders_number: str) -> int:
+    signal_at_parent_death(signal.SIGCONT)
     main = import_module(module_name).main
     gc.freeze()  # what was imported stays shared between the ranks
     order = _Server(Connection(int(orders_number))).serve()

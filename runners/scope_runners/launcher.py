@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from scope_rt.config import MeshConfig
 from scope_rt.environment_names import SECRET, SECRET_FILE
 from scope_rt.mesh.meeting_point import host_store
 from scope_rt.stream_secret import new_secret_file
@@ -73,6 +74,7 @@ def launch_attempts(
     threads: int = 1,
     restarts: Restarts = NO_RESTARTS,
     on_event: Callable[[int, Event], None] = lambda attempt, event: None,
+    heartbeat_timeout_s: float = MeshConfig().heartbeat_timeout_s,
 ) -> int:
     """Run `module.main` as the ranks of `attempt_of(0)`; when one fails, of `attempt_of(1)`, ...
 
@@ -82,6 +84,8 @@ def launch_attempts(
     `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case, and where
     `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one.
     `on_event` is called with the number of the attempt and which rank started or ended.
+    Where all ranks are stopped (SIGSTOP), none is left to name another: they are named and ended
+    here, within `heartbeat_timeout_s`.
 
     Returns the exit code of the last attempt's first failing rank; one that a signal ended counts
     as 128 + signal, as in a shell; one that was ended because a person asked for it, as 128 + the
@@ -103,7 +107,8 @@ def launch_attempts(
         "OMP_NUM_THREADS": str(threads),
     }
     with new_secret_file() as secret:
-        group = RankGroup(module, environ | {SECRET_FILE: str(secret)}, on_event)
+        environ[SECRET_FILE] = str(secret)
+        group = RankGroup(module, environ, on_event, heartbeat_timeout_s=heartbeat_timeout_s)
         return _run_all(group, attempt_of, restarts)
 
 

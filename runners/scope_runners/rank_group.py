@@ -31,7 +31,9 @@ LINGER_S = 1.5
 ORDERLY_END_S = 15.0
 """How long an orderly end may take, once rank0 was asked for it or has reached it."""
 _LOOK_S = 1.0
-"""How often to look whether the fork server was stopped."""
+"""How often to look, at least, whether the fork server or all ranks were stopped."""
+_PATIENCE = 0.8
+"""The part of the heartbeat's bound after which stopped ranks are ended, as ranks do it."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,9 +71,15 @@ class RankGroup:
     """The ranks of one attempt after another, and what happens to them, in order."""
 
     def __init__(
-        self, module: str, environ: Mapping[str, str], on_event: Callable[[int, Event], None]
+        self,
+        module: str,
+        environ: Mapping[str, str],
+        on_event: Callable[[int, Event], None],
+        *,
+        heartbeat_timeout_s: float,
     ) -> None:
         self._module, self._environ, self._on_event = module, environ, on_event
+        self._most_stopped_s = _PATIENCE * heartbeat_timeout_s
         # Its put may interrupt its get, so a signal handler may call it.
         self._events: SimpleQueue[Event | signal.Signals] = SimpleQueue()
         self._server: ForkServer | None = None
@@ -142,9 +150,9 @@ class RankGroup:
 
     def _next_event(self) -> Event | signal.Signals | None:
         """The next event; None when the deadline comes first."""
-        stopped_s = 0.0
+        server_stopped_s = ranks_stopped_s = 0.0
         while True:
-            left_s = _LOOK_S
+            left_s = min(_LOOK_S, self._most_stopped_s / 8)
             if self._deadline_s is not None:
                 left_s = min(left_s, max(0.0, self._deadline_s - time.monotonic()))
             try:
@@ -153,9 +161,28 @@ class RankGroup:
                 if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
                     return None
             server = self._server
-            stopped_s = stopped_s + left_s if server and is_stopped(server.pid) else 0.0
-            if server and stopped_s >= TERMINATE_S:
+            is_server_stopped = server is not None and is_stopped(server.pid)
+            server_stopped_s = server_stopped_s + left_s if is_server_stopped else 0.0
+            if server and server_stopped_s >= TERMINATE_S:
                 server.kill()
+            ranks_stopped_s = ranks_stopped_s + left_s if self._all_are_stopped() else 0.0
+            if ranks_stopped_s >= self._most_stopped_s:
+                self._end_stopped(ranks_stopped_s)
+                ranks_stopped_s = 0.0
+
+    def _all_are_stopped(self) -> bool:
+        """Whether no rank is left that could say of the others that they are silent."""
+        if self._stopped_by is not None or not self._running <= self._pids.keys():
+            return False
+        return all(is_stopped(self._pids[rank]) for rank in self._running)
+
+    def _end_stopped(self, stopped_s: float) -> None:
+        _LOG.error(
+            "%s: stopped (SIGSTOP) for %.1f s, and no rank runs; ending them",
+            named(sorted(self._running)),
+            stopped_s,
+        )
+        self._signal(signal.SIGKILL, self._running)
 
     def _bound(self, seconds: float) -> None:
         """Signal what still runs in `seconds`, or earlier where that was already decided."""

@@ -142,6 +142,7 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
         restarts=Restarts(
             most=setup.config.recovery.max_restarts, made_progress=progress.has_risen
         ),
+        heartbeat_timeout_s=setup.config.mesh.heartbeat_timeout_s,
     )
     if code > 128 and num_chunks_saved():
         say_how_to_resume(job)
