@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_runners.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from scope_runners.standard_streams import open_standard_streams
 
 
 def guarded(
@@ -17,6 +18,7 @@ def guarded(
 
     Where there is a `log`, that has the sentence, with the error's name, and nothing is printed.
     """
+    open_standard_streams()
     try:
         return command()
     except ScopeError as error:
