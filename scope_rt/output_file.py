@@ -4,7 +4,9 @@ The partial file is hidden, keeps the suffix (encoders choose their format by it
 process id, so that two runs writing to one name cannot mix.
 """
 
+import errno
 import os
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,8 +32,7 @@ def creating_beside(path: Path, *, suffixes: Collection[str]) -> Iterator[None]:
     Raises `UserInputError` where `path` could not become a file with one of the `suffixes`, or the
     block could not create its file.
     """
-    if path.is_dir():
-        raise UserInputError(f"output {path}: got a folder, want a file; choose another name")
+    _check_place(path)
     if path.suffix.lower() not in suffixes:
         raise UserInputError(
             f"output {path}: got suffix {path.suffix!r}, want one of {', '.join(suffixes)}; "
@@ -40,11 +41,46 @@ def creating_beside(path: Path, *, suffixes: Collection[str]) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
+    except IsADirectoryError as error:
+        raise UserInputError(
+            f"output {path}: {error.filename} is a folder where a file must go; remove it or "
+            "choose another name"
+        ) from error
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _too_long(path) from error
         raise UserInputError(
             f"output {path}: cannot write to folder {path.parent} ({error.strerror}); "
             "choose a folder you may write to"
         ) from error
+
+
+def _check_place(path: Path) -> None:
+    """Refuse a path that is no text, or at which something else than a file is."""
+    try:
+        str(path.absolute()).encode()
+        mode = path.stat().st_mode
+    except UnicodeEncodeError:
+        raise UserInputError(
+            f"output {str(path)!a}: got a path that UTF-8 cannot hold; choose another name"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _too_long(path) from error
+        return  # it is not there, or its folder says why it cannot be
+    if stat.S_ISDIR(mode):
+        raise UserInputError(f"output {path}: got a folder, want a file; choose another name")
+    if not stat.S_ISREG(mode):
+        raise UserInputError(
+            f"output {path}: is there already and no ordinary file; choose another name"
+        )
+
+
+def _too_long(path: Path) -> UserInputError:
+    return UserInputError(
+        f"output {path}: the path is too long, or that of a hidden file beside it; choose a "
+        "shorter one"
+    )
 
 
 @contextmanager

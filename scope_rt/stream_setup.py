@@ -33,6 +33,8 @@ from scope_rt.topology import Topology
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
 
+_MOST_PIXELS = 16384
+"""Of a side: no encoder of ours takes more, and sizes in bytes stay far from overflow."""
 _MOST_PROMPTS = 64
 """Prompts whose embeddings are kept: nobody steers a stream by more at a time."""
 
@@ -259,8 +261,10 @@ def _check_prompt(prompt: str) -> None:
 
 
 def _check_size(*, height: int, width: int, multiple: int) -> None:
-    """Refuse pixels that are no `multiple` of what a latent token shows."""
+    """Refuse pixels that are no `multiple` of what a latent token shows, or beyond any video."""
     for name, pixels in (("height", height), ("width", width)):
+        if pixels > _MOST_PIXELS:
+            raise UserInputError(f"{name} {pixels} is more than {_MOST_PIXELS} pixels; lower it")
         if pixels < multiple or pixels % multiple:
             raise UserInputError(
                 f"{name} {pixels} is not a positive multiple of {multiple}; "

@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_runners.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from scope_runners.shortage import shortage_of
 from scope_runners.standard_streams import open_standard_streams
 
 
@@ -19,14 +21,19 @@ def guarded(
     Where there is a `log`, that has the sentence, with the error's name, and nothing is printed.
     """
     open_standard_streams()
+
+    def say(sentence: str, *, name: str = "") -> None:
+        if log is not None:
+            log.error("%s%s", f"{name}: " if name else "", sentence)
+        else:
+            with suppress(OSError):  # a full disk behind stderr changes no exit code
+                print(f"{speaker}: {sentence}", file=sys.stderr, flush=True)
+
     try:
         return command()
     except ScopeError as error:
-        if log is not None:
-            log.error("%s: %s", type(error).__name__, error)
-        else:
-            to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook else ""
-            print(f"{speaker}: {error}{to_read_it}", file=sys.stderr)
+        to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook and not log else ""
+        say(f"{error}{to_read_it}", name=type(error).__name__)
         return BAD_INPUT if isinstance(error, UserInputError) else FAILED
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -34,6 +41,13 @@ def guarded(
     except KeyboardInterrupt:
         if log is not None:
             log.warning("interrupted")
-            return INTERRUPTED
-        print(f"{speaker}: interrupted", file=sys.stderr)
+        else:
+            say("interrupted")
         return INTERRUPTED
+    except Exception as error:
+        shortage = shortage_of(error)
+        if shortage is None:
+            raise
+        sentence, code = shortage
+        say(sentence, name=type(error).__name__)
+        return code

@@ -193,6 +193,10 @@ def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
                 if not job.setup.environment.launched:
                     say_how_to_resume(job)
                 return 128 + (stop.signum or signal.SIGINT)
+            except Exception:
+                if not (stage.chunks or stage.resumes or run.will_start_again()):
+                    stage.forget()
+                raise
 
 
 def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:

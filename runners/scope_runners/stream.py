@@ -22,6 +22,7 @@ from scope_rt.session import StreamSession
 from scope_rt.stream_setup import topology_of
 from scope_rt.trace import TraceRecorder
 from scope_runners import logs
+from scope_runners.file_limit import check_file_limit
 from scope_runners.job import (
     StreamJob,
     available_cores,
@@ -82,6 +83,7 @@ def run_here_or_launch(
     # A launched rank's way to end tells its launcher whether to start it again.
     with nullcontext() if environment.launched else taking_stop_signals(leave_at_once):
         job = prepare(request, environment)
+    check_file_limit(job.setup.topology.world_size)
     if environment.launched or job.setup.topology.world_size == 1:
         return _run_rank(job, instruments, started_s)
     return _launch(job, argv, rank_module)

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from scope_contracts.envelope import PPEnvelope
 from scope_contracts.errors import ContractError, UserInputError, WireError
-from scope_contracts.log_file import MAGIC, Entry, LogReader
+from scope_contracts.log_file import MAGIC, Entry, LogReader, refuse_special
 from scope_contracts.log_records import (
     Begun,
     Closed,
@@ -174,14 +174,20 @@ def read_history(path: Path) -> StreamHistory:
     Raises:
         UserInputError: the file cannot be read, is none of ours or is damaged.
     """
-    if not path.exists():
-        return StreamHistory()
+    way_out = f"to start the stream anew, delete {path}"
+    try:
+        refuse_special(path)
+        if not path.exists():
+            return StreamHistory()
+    except OSError as error:
+        raise UserInputError(
+            f"stream log {path}: is no ordinary file, or unreadable ({error.strerror}); {way_out}"
+        ) from error
     with open_log(path) as file:
         history, _ = _read(LogReader(file, check_blobs=False))
     if history.damage is not None:
         raise UserInputError(
-            f"stream log {path}: is damaged ({history.damage}); to start the stream anew, delete "
-            f"{path}"
+            f"stream log {path}: is damaged ({history.damage}); {way_out}"
         ) from history.damage
     return history
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import ContractError, SnapshotError, UserInputError
+from scope_contracts.log_file import refuse_special
 from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
@@ -205,6 +206,7 @@ class SnapshotStore:
         saved = from_plain(_Saved, cast(Any, plain), _rules(_NO_LEAF))
         path = self.folder / saved.digest
         try:
+            refuse_special(path)
             raw = path.read_bytes()
         except OSError as error:
             raise self._damaged(f"{saved.digest}: {error.strerror}") from error
@@ -269,6 +271,7 @@ class SnapshotStore:
 
     def _read(self) -> dict[str, object] | None:
         try:
+            refuse_special(self.folder / _STATE)  # opening a pipe waits for who writes to it
             data = (self.folder / _STATE).read_bytes()
         except FileNotFoundError:
             return None

@@ -14,6 +14,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -179,18 +180,28 @@ class VideoSegments:
         self._lock.close()
 
     def discard(self) -> None:
-        """Remove every hidden file of the target, whoever left it, but the one that is locked."""
+        """Remove every hidden file of the target, whoever left it, but the one that is locked.
+
+        Raises `UserInputError` where one cannot be removed, such as a folder of that name.
+        """
+        os.ftruncate(self._lock.fileno(), 0)
+        self._parts.clear()
         pattern = re.escape(f".{self._target.name}.")
         hidden = re.compile(pattern + r"(\d+\.partial\.nut|partial\.(mp4|webm))")
         for path in self._target.parent.glob(".*.partial.*"):
             if hidden.fullmatch(path.name) and path != self._path_of(0):
-                path.unlink(missing_ok=True)
-        os.ftruncate(self._lock.fileno(), 0)
-        self._parts.clear()
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise UserInputError(
+                        f"output {self._target}: {path} is in the way ({error.strerror}); remove "
+                        "it or choose another name"
+                    ) from error
 
     def remove(self) -> None:
-        """Leave nothing."""
-        self.discard()
+        """Leave nothing that can be removed."""
+        with suppress(UserInputError):
+            self.discard()
         self.release()
 
     @property

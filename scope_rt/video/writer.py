@@ -39,6 +39,8 @@ from scope_rt.video.segments import (
 )
 
 _SMALLEST_VIEWABLE_SIDE = 256
+_MOST_PIXELS = 16382
+"""Of a side: the even number that H.264's and VP8's encoders both take."""
 _RELEASE_S = 1.0
 """How long a disk that was waited for in vain may take to let go of its files."""
 _DISK_ERRORS = (av.FFmpegError, OSError, ValueError)
@@ -339,6 +341,11 @@ def _check_format(width: int, height: int, fps: Fraction | int, scale: int) -> N
         if value <= 0 or value * scale % 2:
             raise UserInputError(
                 f"{name}: got {value} pixels times scale {scale}, want a positive even number; "
+                f"change {name} or scale"
+            )
+        if value * scale > _MOST_PIXELS:
+            raise UserInputError(
+                f"{name}: got {value} pixels times scale {scale}, want at most {_MOST_PIXELS}; "
                 f"change {name} or scale"
             )
     if scale < 1:

@@ -35,6 +35,24 @@ PROMPT = ["--prompt", "a red circle"]
         ([*PROMPT, "--trace", "t.txt"], "t.txt"),
         ([], "--prompt"),
         ([*PROMPT, "--out", "video.avi"], "video.avi"),
+        ([*PROMPT, "--out", "a" * 300 + ".mp4"], "the path is too long"),
+        ([*PROMPT, "--out", "a" * 245 + ".mp4"], "the path is too long, or that of a hidden file"),
+        ([*PROMPT, "--record", "a" * 300 + ".scope"], "the path is too long"),
+        ([*PROMPT, "--model", "a" * 300], "the path is too long"),
+        ([*PROMPT, "--out", "\udcff.mp4"], "got a path that UTF-8 cannot hold"),
+        (
+            [*PROMPT, "--width", "1000000000"],
+            "width 1000000000 is more than 16384 pixels; lower it",
+        ),
+        (
+            [*PROMPT, "--width", "16384"],
+            "width: got 16384 pixels times scale 4, want at most 16382",
+        ),
+        ([*PROMPT, "--prompt", "a red circl\udcff"], "--prompt: got text that UTF-8 cannot hold"),
+        (
+            [*PROMPT, "--prompt-at", "1s:a red \udcff"],
+            "--prompt-at 1s: got text that UTF-8 cannot hold",
+        ),
     ],
 )
 def test_it_is_one_sentence_and_leaves_no_file(
