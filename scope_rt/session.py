@@ -189,7 +189,8 @@ class StreamSession:
         start of the session. A session that resumed a stream continues with the prompt and the
         schedule it had, and `num_chunks` counts from its beginning. `acknowledged` says how many
         chunks the consumer holds for good (by default all but the last one yielded): a resumed
-        stream yields first what is missing there. On a mesh rank this serves rank0 until the
+        stream yields first what is missing there. A second call ends the iterator of the first by
+        an error, if that is asked for more. On a mesh rank this serves rank0 until the
         session there is closed, and yields nothing.
 
         Raises:

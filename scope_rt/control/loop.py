@@ -59,6 +59,7 @@ class StreamLoop:
             self.inbox.schedule(resumed.scheduled)
         self._is_rebuilt = resumed is None
         self._is_closed = False
+        self._num_runs = 0
         self._when_saved: Callable[[], None] | None = None
         """Acknowledges control input, once the chunk that has it is part of the resume point."""
         self._pipeline = Pipeline(
@@ -90,9 +91,32 @@ class StreamLoop:
         """Yield chunks until `num_chunks` were yielded since the last `begin`, or without end.
 
         `acknowledged` says how many of them the consumer holds for good; by default, all but the
-        one it was given last. A resumed stream yields first what its consumer lacks.
+        one it was given last. A resumed stream yields first what its consumer lacks. The iterator
+        of an earlier call gets no chunk any more.
+
+        Raises:
+            UserInputError: at `next`: a later call has taken this one's place.
         """
+        self._num_runs += 1
+        return self._run(self._num_runs, num_chunks, acknowledged)
+
+    def _run(
+        self, number: int, num_chunks: int | None, acknowledged: Callable[[], int] | None
+    ) -> Iterator[Chunk]:
+        self._check_is_newest(number)
         self._delivery.ask(num_chunks, acknowledged)
+        for chunk in self._chunks():
+            yield chunk
+            self._check_is_newest(number)
+
+    def _check_is_newest(self, number: int) -> None:
+        if number != self._num_runs:
+            raise UserInputError(
+                "a later stream() of this session has taken the place of this iterator; iterate "
+                "that one, or open a session for each stream"
+            )
+
+    def _chunks(self) -> Iterator[Chunk]:
         yield from self._redeliver()
         while self._delivery.wants_more():
             self._refill()

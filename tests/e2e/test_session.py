@@ -121,6 +121,20 @@ def test_a_second_stream_of_a_session_is_a_new_epoch(session: StreamSession) -> 
     assert [(c.chunk_index, c.cache_epoch) for c in again] == [(2, 1), (3, 1)]
 
 
+@pytest.mark.parametrize("num_taken", [0, 1])
+def test_a_second_stream_feeds_no_iterator_of_the_first(
+    session: StreamSession, num_taken: int
+) -> None:
+    first = session.stream("red circle")
+    for _ in range(num_taken):
+        next(first)
+    second = session.stream("blue square", num_chunks=2)
+    assert next(second).prompt == "blue square"
+    with pytest.raises(UserInputError, match=r"a later stream\(\) of this session has taken"):
+        next(first)
+    assert [chunk.prompt for chunk in second] == ["blue square"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
