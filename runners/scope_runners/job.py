@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from glob import escape
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
@@ -19,6 +20,7 @@ from scope_rt.output_file import claim
 from scope_rt.session import ScheduledEvent
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.vae.codec import num_frames
+from scope_rt.video.segments import CODEC_OF_SUFFIX
 from scope_rt.video.writer import check_recordable
 from scope_runners.parts import register_parts
 from scope_runners.request import StreamRequest
@@ -56,6 +58,16 @@ class OutputFiles:
     def snapshot(self) -> Path:
         """The folder of rank0's resume point; there while the stream is not at its end."""
         return self.video.with_name(f".{self.video.name}.snapshot")
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a process makes this video now, or was ended before it was whole."""
+        return any(self.video.parent.glob(f".{escape(self.video.name)}.*"))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is this video, or the beginning of it."""
+        return self.video.exists() or self.is_under_way
 
     @property
     def hidden_log(self) -> Path:
@@ -184,6 +196,7 @@ def check_outputs(job: StreamJob) -> None:
         raise UserInputError(
             f"--trace {files.trace} is where the summary of --out goes; choose another name"
         )
+    check_no_shared_names(files)
     check_recordable(files.video, width=setup.width, height=setup.height, fps=setup.recipe.fps)
     claim(files.contact_sheet, suffixes=(".png",)).unlink()
     for path in (files.summary, files.trace):
@@ -191,6 +204,24 @@ def check_outputs(job: StreamJob) -> None:
             claim(path, suffixes=(".json",)).unlink()
     if job.request.record is not None:
         claim(job.request.record, suffixes=(".scope",)).unlink()
+
+
+def check_no_shared_names(files: OutputFiles) -> None:
+    """Refuse to replace the summary and contact sheet of `a.mp4` by those of `a.webm`.
+
+    Raises:
+        UserInputError: naming the other video.
+    """
+    ours = (files.contact_sheet, files.summary)
+    for suffix in CODEC_OF_SUFFIX:
+        other = OutputFiles(files.video.with_suffix(suffix), None)
+        if suffix == files.video.suffix.lower() or not other.is_there:
+            continue
+        if other.is_under_way or any(path.exists() for path in ours):
+            raise UserInputError(
+                f"output {files.video}: {other.video} has its summary and contact sheet at "
+                f"{files.summary.name} and {files.contact_sheet.name} too; choose another name"
+            )
 
 
 def check_machine(job: StreamJob, *, num_cores: int, num_gpus: int) -> None:

@@ -182,7 +182,12 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")
-    add("--out", type=Path, default=Path("out/stream.mp4"), help="a .mp4 or .webm file")
+    add(
+        "--out",
+        type=Path,
+        default=Path("out/stream.mp4"),
+        help="a .mp4 or .webm file; a .png and a .json go beside it",
+    )
     add("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
     add(
         "--record",

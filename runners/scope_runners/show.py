@@ -24,7 +24,7 @@ from scope_rt.session import StreamSession
 from scope_rt.trace import Span, write_chrome_trace
 from scope_rt.video.writer import VideoWriter
 from scope_runners.exit_codes import FAILED
-from scope_runners.job import OutputFiles, StreamJob
+from scope_runners.job import OutputFiles, StreamJob, check_no_shared_names
 from scope_runners.launcher import Progress
 from scope_runners.leftovers import check_nothing_is_lost, say_how_to_resume
 from scope_runners.progress import progress_bar
@@ -70,6 +70,7 @@ class _Stage:
         self.log = session.take_log()
         self._ledger = _Ledger(self.log, history)
         try:
+            check_no_shared_names(self.files)  # again: one may have begun meanwhile
             self.writer = VideoWriter(
                 self.files.video,
                 width=job.setup.width,

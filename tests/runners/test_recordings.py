@@ -9,7 +9,7 @@ import pytest
 from scope_rt.control.chunk import Chunk
 from scope_rt.session import StreamSession
 from scope_runners.main import main
-from tests.runners.streams import SHORT, as_rank_0_of_torchrun, contents
+from tests.runners.streams import SHORT, as_rank_0_of_torchrun, contents, lose_the_link_after
 
 
 def test_a_restart_replaces_no_recording_of_another_stream(
@@ -44,3 +44,27 @@ def test_of_two_streams_that_begin_one_recording_at_a_time_one_is_refused(
     assert main([*SHORT, "--out", str(tmp_path / "b.mp4"), "--record", str(scope)]) == 2
     assert f"--record {scope} is there already" in capsys.readouterr().err
     assert contents(tmp_path) == held
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_a_video_in_another_format_replaces_no_summary(
+    is_under_way: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`a.mp4` and `a.webm` would both write `a.json` and `a.png`."""
+    out, other = tmp_path / "a.mp4", tmp_path / "a.webm"
+    if is_under_way:
+        lose_the_link_after(2, out)
+    else:
+        assert main([*SHORT, "--out", str(out)]) == 0
+    held = contents(tmp_path)
+    assert main([*SHORT, "--out", str(other)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"output {other}: {out} has its summary and contact sheet at a.json and a.png" in said
+    assert contents(tmp_path) == held
+    assert main([*SHORT, "--out", str(out), *(["--resume"] if is_under_way else [])]) == 0
+
+
+def test_a_video_that_someone_else_made_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").touch()
+    assert main([*SHORT, "--out", str(tmp_path / "a.webm")]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.webm", "a.png", "a.json"}
