@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Protocol, TypeVar
 
 Value = TypeVar("Value")
+BROKEN_ON_PURPOSE = "broken on purpose: "
+"""Begins, among the settings that a log opens with, what was done to its stream."""
 
 
 class FaultPoint(StrEnum):

@@ -1,6 +1,6 @@
 """What watches, checks and breaks a stream on purpose is handed in by whoever starts the rank."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from scope_rt.checks import Checks
 from scope_rt.faults import Faults, NoFaults
@@ -14,3 +14,16 @@ class Instruments:
     trace: Trace = field(default_factory=NullTrace)
     faults: Faults = field(default_factory=NoFaults)
     checks: Checks = field(default_factory=Checks)
+
+    @property
+    def broken_on_purpose(self) -> str:
+        """What is not as it should be, in words for a person; "" where all is."""
+        told = []
+        if not isinstance(self.faults, NoFaults):
+            told.append(f"faults are injected ({self.faults})")
+        every = fields(Checks)
+        off = [check.name for check in every if getattr(self.checks, check.name) != check.default]
+        if off:
+            how_many = "all" if len(off) == len(every) else "these"
+            told.append(f"{how_many} checks are off: {', '.join(off)}")
+        return "; ".join(told)

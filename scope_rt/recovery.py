@@ -8,7 +8,7 @@ from pathlib import Path
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun, Record
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
-from scope_rt.faults import Faults
+from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory, read_history
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity
@@ -36,7 +36,7 @@ class Recovery:
         setup: StreamSetup,
         *,
         run_id: str,
-        faults: Faults,
+        instruments: Instruments,
         check_replaced: Callable[[], None] | None = None,
     ) -> None:
         """Read what there is to resume.
@@ -47,7 +47,7 @@ class Recovery:
         Raises:
             UserInputError: it cannot be read, or is of another stream; it is left as it was.
         """
-        self._setup, self._run_id, self._faults = setup, run_id, faults
+        self._setup, self._run_id, self._instruments = setup, run_id, instruments
         config = setup.config.recovery
         self._config = config
         self._store = None if config.snapshot is None else SnapshotStore(config.snapshot)
@@ -120,12 +120,13 @@ class Recovery:
             resume=resumed is not None,
             at_least=0 if resumed is None else resumed.log_offset,
             check=self._check_replaced if resumed is None else _allow,
-            faults=self._faults,
+            faults=self._instruments.faults,
         )
         if resumed is None and self._store is not None:
             self._store.clear()  # not before: what is refused leaves it as it was
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
-        self._log.append(opened(self._setup, resumed_at_chunk=next_chunk))
+        broken = self._instruments.broken_on_purpose
+        self._log.append(opened(self._setup, resumed_at_chunk=next_chunk, broken_on_purpose=broken))
 
     def begin(self, prompt: str) -> None:
         """A stream begins with `prompt`: what an earlier one left is replaced.

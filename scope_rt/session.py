@@ -3,6 +3,7 @@
 Every rank of a plan runs the same lines; on mesh ranks `stream` serves rank0 and yields nothing.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ from scope_rt.record.stream_log import Log, NullLog
 from scope_rt.recovery import Recovery
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.trace import Span, Trace
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,8 @@ class StreamSession:
         self.setup = setup = config
         """The configuration and what follows from it with this model."""
         self._instruments = instruments or Instruments()
+        if broken := self.broken_on_purpose:
+            _LOG.warning("this stream is broken on purpose: %s", broken)
         self._feedback = feedback
         self._context = setup.context_memory() if setup.decodes else None
         self._spans: tuple[Span, ...] | None = None
@@ -118,7 +123,7 @@ class StreamSession:
                 self._recovery = Recovery(
                     setup,
                     run_id=self._rank.run_id,
-                    faults=self._instruments.faults,
+                    instruments=self._instruments,
                     check_replaced=check_replaced,
                 )
                 point = self._recovery.resume_point
@@ -137,6 +142,11 @@ class StreamSession:
     def is_control_rank(self) -> bool:
         """Whether this process is rank0."""
         return self.setup.environment.rank == 0
+
+    @property
+    def broken_on_purpose(self) -> str:
+        """Which faults are injected and which checks are off; "" for a stream as it should be."""
+        return self._instruments.broken_on_purpose
 
     @property
     def trace(self) -> Trace:

@@ -7,6 +7,7 @@ import torch
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import NOT_RESUMED, Opened
 from scope_contracts.parity import ParityKeys
+from scope_rt.faults import BROKEN_ON_PURPOSE
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.topology import plan_named
 from scope_rt.version import __version__
@@ -72,8 +73,13 @@ def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
     )
 
 
-def opened(setup: StreamSetup, *, resumed_at_chunk: int | None) -> Opened:
+def opened(
+    setup: StreamSetup, *, resumed_at_chunk: int | None, broken_on_purpose: str = ""
+) -> Opened:
     """The first record of this process in the stream's log."""
+    settings = setup.config.in_effect()
+    if broken_on_purpose:
+        settings += f"; {BROKEN_ON_PURPOSE}{broken_on_purpose}"
     return Opened(
         at_s=time.time(),
         package_version=__version__,
@@ -93,6 +99,6 @@ def opened(setup: StreamSetup, *, resumed_at_chunk: int | None) -> Opened:
         kv_cache=str(setup.cache),
         frames_per_block=setup.recipe.frames_per_block,
         fps=setup.recipe.fps,
-        settings=setup.config.in_effect(),
+        settings=settings,
         resumed_at_chunk=NOT_RESUMED if resumed_at_chunk is None else resumed_at_chunk,
     )

@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
+from scope_rt.faults import BROKEN_ON_PURPOSE
 from scope_rt.record.reader import StreamHistory
 from scope_runners.chunk_lines import (
     SHOWN_STAGES,
@@ -85,6 +86,7 @@ def table(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
         f"{'made with':<10} scope-rt {opened.package_version}, torch {opened.torch_version}, "
         f"{opened.backend}, model {opened.model_fingerprint[:12]}",
         f"{'came to':<10} {balance(stream, lines)}",
+        *(f"{'broken':<10} on purpose: {what}" for what in sorted(_broken(stream))),
         f"{'chunks':>13} {'video s':>9} {'epoch':>5} {'calls':>5} {'bias':>5} "
         + " ".join(f"{stage + ' ms':>11}" for stage in SHOWN_STAGES),
     ]
@@ -94,6 +96,12 @@ def table(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     for index, events in sorted(events_of(stream).items()):
         rows += [] if index in shown else [f"{index:>13}   {event}" for event in events]
     return "\n".join(map(printable, rows))
+
+
+def _broken(stream: StreamHistory) -> set[str]:
+    """What was broken on purpose while the stream was made."""
+    told = (start.settings.partition(BROKEN_ON_PURPOSE)[2] for start in stream.openings)
+    return {what for what in told if what}
 
 
 def _rows(lines: Sequence[ChunkLine]) -> list[str]:

@@ -256,6 +256,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
         blocked_s=stage.writer.blocked_s,
         restarts=max(run.environment.attempt, stage.num_starts),
         recording_failure=stage.log.failure or stage.log.latents_failure,
+        broken_on_purpose=run.session.broken_on_purpose,
         files=stage.files,
     )
     story = scenes(chunks, job.timeline, fps=job.setup.recipe.fps)

@@ -5,6 +5,7 @@ launches the ranks it needs.
 """
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from scope_contracts.errors import UserInputError
+from scope_rt.environment_names import BREAK_IT_VARIABLES
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.snapshot import look
@@ -80,6 +82,9 @@ def run_here_or_launch(
     started_s = time.perf_counter()
     instruments = instruments or Instruments()
     environment = LaunchEnvironment.from_environment()
+    unheeded = [name for name in BREAK_IT_VARIABLES if os.environ.get(name)]
+    if unheeded and not (environment.launched or instruments.broken_on_purpose):
+        _LOG.warning("%s: only ranks of scope-rt break-it heed it; unset it", ", ".join(unheeded))
     # A launched rank's way to end tells its launcher whether to start it again.
     with nullcontext() if environment.launched else taking_stop_signals(leave_at_once):
         job = prepare(request, environment)

@@ -153,6 +153,8 @@ class StreamSummary:
     writer_blocked_s: float
     recording_failure: str | None
     """Why the flight recorder stopped early, if it did."""
+    broken_on_purpose: str | None
+    """Which faults were injected and which checks were off, if any."""
     stages: Mapping[str, StageSummary]
     cache: CacheFill
     files: Mapping[str, str]
@@ -177,6 +179,7 @@ def summarise(
     blocked_s: float,
     restarts: int,
     recording_failure: str | None,
+    broken_on_purpose: str,
     files: OutputFiles,
 ) -> StreamSummary:
     """The summary of a stream of at least one chunk."""
@@ -230,6 +233,7 @@ def summarise(
         ),
         writer_blocked_s=blocked_s,
         recording_failure=recording_failure,
+        broken_on_purpose=broken_on_purpose or None,
         stages=stages,
         cache=_cache_fill(job, chunks, cache_spec),
         files={kind: str(path) for kind, path in paths.items()},
@@ -255,6 +259,8 @@ def table(summary: StreamSummary) -> str:
         f"visible, {cache.bytes_per_rank / _MEBIBYTE:.1f} MiB a generator rank",
         "video writer": f"generation waited {summary.writer_blocked_s:.2f} s for it",
     }
+    if summary.broken_on_purpose is not None:
+        rows["broken"] = f"on purpose: {summary.broken_on_purpose}"
     lines = [f"{name:<13} {text}" for name, text in rows.items()]
     lines.append(f"{'stage':<13} {'p50 ms':>9} {'p95 ms':>9} {'total s':>9}")
     lines += [

@@ -100,13 +100,20 @@ class InjectedFaults:
     """The faults of one rank and attempt."""
 
     def __init__(self, plan: FaultPlan, *, rank: int, attempt: int) -> None:
-        self._rank, self._attempt, self._log = rank, attempt, plan.log
+        self._plan, self._rank, self._attempt, self._log = plan, rank, attempt, plan.log
         self._faults = [f for f in plan.faults if f.rank == rank and f.attempt == attempt]
         self._times_left = [fault.times for fault in self._faults]
         self._recalled: dict[FaultPoint, Any] = {
             fault.point: None for fault in self._faults if fault.action in RECALLING_ACTIONS
         }
         """What passed last at the points whose faults ask for it."""
+
+    def __str__(self) -> str:
+        """Those of all ranks, for a person."""
+        return ", ".join(
+            f"{fault.action} at {fault.point} of rank {fault.rank} from chunk {fault.chunk}"
+            for fault in self._plan.faults
+        )
 
     def reach(self, point: FaultPoint, chunk: int, value: Value) -> Value:
         passing: Any = value

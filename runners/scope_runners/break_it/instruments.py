@@ -24,7 +24,7 @@ def instruments_from_environment(environ: Mapping[str, str] | None = None) -> In
     env = os.environ if environ is None else environ
     rank, faults = LaunchEnvironment.from_environment(env), env.get(FAULTS)
     injected: Faults = NoFaults()
-    if faults is not None:
-        injected = InjectedFaults(decode(faults), rank=rank.rank, attempt=rank.attempt)
+    if faults is not None and (plan := decode(faults)).faults:
+        injected = InjectedFaults(plan, rank=rank.rank, attempt=rank.attempt)
     names = [name for name in env.get(DISARM, "").split(",") if name]
     return Instruments(faults=injected, checks=checks_without(detectors_named(names)))
