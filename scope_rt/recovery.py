@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_records import Begun, Record
+from scope_contracts.log_records import Begun, Record, Scheduled
+from scope_rt.control.inbox import Directive, ScheduledDirective
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
+from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory, read_history
@@ -182,7 +184,28 @@ class Recovery:
             raise UserInputError(
                 f"the log {log} of the stream to resume is gone; to start anew, delete {folder}"
             )
+        events = history.scheduled
+        later = [self._directive_of(e) for e in events if e.chunk_index >= point.first_scheduled]
+        point = point.with_schedule(later)
         return Resumed(log=log, history=history, point=point, log_offset=header.log_offset)
+
+    def _directive_of(self, event: Scheduled) -> ScheduledDirective:
+        """What a record of the schedule asks for."""
+        text = None if event.prompt is None else self._setup.conditioning(event.prompt)
+        transition = None
+        if event.transition_num_chunks:
+            transition = TransitionSpec(
+                num_chunks=event.transition_num_chunks,
+                method=Interpolation(event.transition_method),
+                bias_floor=event.transition_bias_floor,
+            )
+        directive = Directive(
+            conditioning=text,
+            transition=transition,
+            hard_cut=event.hard_cut,
+            recompute=event.recompute,
+        )
+        return ScheduledDirective(chunk_index=event.chunk_index, directive=directive)
 
     def _log_to_resume(self, saved: Path) -> Path:
         """The log that the snapshot names, or the one that is given where both were moved."""
@@ -238,4 +261,4 @@ class SavedResumePoints:
             log_offset=log_offset,
             next_chunk_index=point.counts.next_chunk_index,
         )
-        self.store.save(header, point)
+        self.store.save(header, replace(point, later=()))  # the log has it, once

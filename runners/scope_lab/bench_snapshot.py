@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/lab bench_snapshot", description=__doc__)
     parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=40, help="of the prompt; the rest is padding")
-    parser.add_argument("--events", type=int, default=0, help="prompt changes still scheduled")
+    parser.add_argument("--events", type=int, default=0, help="still scheduled, not saved")
     parser.add_argument("--dtype", type=DType, default=DType.BFLOAT16)
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: a temporary)")
     asked = parser.parse_args(sys.argv[1:] if argv is None else argv)
@@ -143,7 +143,7 @@ class _Stream:
 
     def __init__(self, texts: list[Conditioning], *, num_chunks: int, num_events: int) -> None:
         self._text, self._tail, self._pending = texts[0], StreamTail(), list[PendingChunk]()
-        self._scheduled = tuple(
+        self._later = tuple(
             ScheduledDirective(
                 chunk_index=num_chunks + index,
                 directive=Directive(conditioning=texts[index % len(texts)]),
@@ -180,7 +180,9 @@ class _Stream:
             ),
             conditioning=self._text,
             transition=None,
-            scheduled=self._scheduled,
+            asked_again=(),
+            first_scheduled=self._planner.next_chunk_index,
+            later=self._later,
             num_acknowledged=self._planner.next_chunk_index - len(self._pending),
             pending=tuple(self._pending),
             tail=self._tail,

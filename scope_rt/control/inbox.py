@@ -148,6 +148,8 @@ class ControlInbox:
         self._num_prompts = 0
         self._last_taken: Taken | None = None
         self._schedule: dict[int, Directive] = {}
+        self._scheduled: tuple[ScheduledDirective, ...] | None = ()
+        """`_schedule` in order, None where that must be made anew; it is asked for every chunk."""
         self._closed_because: str | None = None
 
     def post(self, directive: Directive) -> Receipt:
@@ -171,6 +173,7 @@ class ControlInbox:
         """Ask for something at chunks that are still to come, instead of what was asked before."""
         with self._lock:
             self._schedule.clear()
+            self._scheduled = None
             for event in events:
                 planned = self._schedule.get(event.chunk_index, Directive())
                 self._schedule[event.chunk_index] = planned.then(event.directive)
@@ -178,10 +181,12 @@ class ControlInbox:
     def scheduled(self) -> tuple[ScheduledDirective, ...]:
         """What is still to come, in order: given to `schedule`, it is the same schedule again."""
         with self._lock:
-            return tuple(
-                ScheduledDirective(chunk_index=index, directive=directive)
-                for index, directive in sorted(self._schedule.items(), key=lambda item: item[0])
-            )
+            if self._scheduled is None:
+                self._scheduled = tuple(
+                    ScheduledDirective(chunk_index=index, directive=directive)
+                    for index, directive in sorted(self._schedule.items(), key=lambda item: item[0])
+                )
+            return self._scheduled
 
     @overload
     def take(self, chunk_index: int) -> Taken: ...
@@ -199,7 +204,7 @@ class ControlInbox:
         Where `unless` says so of it, all of it stays and None is returned.
         """
         with self._lock:
-            due = [index for index in sorted(self._schedule) if index <= chunk_index]
+            due = sorted(index for index in self._schedule if index <= chunk_index)
             scheduled = Directive()
             for index in due:
                 scheduled = scheduled.then(self._schedule[index])
@@ -207,6 +212,7 @@ class ControlInbox:
                 return None
             for index in due:
                 del self._schedule[index]
+                self._scheduled = None
             return self._take_posted(scheduled)
 
     def close(self, reason: str = "the stream has ended") -> None:

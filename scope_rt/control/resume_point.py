@@ -1,7 +1,7 @@
 """All that rank0 must know to resume a stream is one value, small enough to save every chunk."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from scope_contracts.envelope import PPEnvelope
@@ -41,17 +41,31 @@ class ResumePoint:
     """A stream between two chunks.
 
     Planning continues at `counts`, the first chunk that had not arrived, with what was asked for
-    from there on in `scheduled`. The consumer acknowledged `num_acknowledged` chunks; the latents
+    from there on in `scheduled`: `asked_again` for chunks that a restart plans again, and `later`,
+    the part of the stream's schedule from chunk `first_scheduled` on, which is kept in the log and
+    in no snapshot. The consumer acknowledged `num_acknowledged` chunks; the latents
     of the `pending` ones are the last of `tail`.
     """
 
     counts: PlannedCounts
     conditioning: Conditioning | None
     transition: Transition | None
-    scheduled: tuple[ScheduledDirective, ...]
+    asked_again: tuple[ScheduledDirective, ...]
+    first_scheduled: int
+    later: tuple[ScheduledDirective, ...]
     num_acknowledged: int
     pending: tuple[PendingChunk, ...]
     tail: StreamTail
+
+    @property
+    def scheduled(self) -> tuple[ScheduledDirective, ...]:
+        """What was asked for and is not planned, or is planned again."""
+        return (*self.asked_again, *self.later)
+
+    def with_schedule(self, events: Iterable[ScheduledDirective]) -> "ResumePoint":
+        """The same with what is still to come of a stream's schedule."""
+        later = (event for event in events if event.chunk_index >= self.first_scheduled)
+        return replace(self, later=tuple(later))
 
     def position(self, settings: StreamSettings) -> Position:
         """Where planning continues; the mesh holds no cache there."""
@@ -90,16 +104,16 @@ def resume_point(
     pipeline: Pipeline,
     delivery: Delivery,
     tail: StreamTail,
-    scheduled: Sequence[ScheduledDirective],
+    later: tuple[ScheduledDirective, ...],
 ) -> ResumePoint:
     """Where a restarted rank0 would continue: before the first chunk that has not arrived."""
     lost = pipeline.lost_by_a_restart
     position = lost[0].before if lost else pipeline.position
     planner = position.planner
-    asked_again = [
+    asked_again = tuple(
         ScheduledDirective(chunk_index=sent.envelope.chunk_index, directive=sent.directive)
         for sent in lost
-    ]
+    )
     return ResumePoint(
         counts=PlannedCounts(
             next_call_id=planner.next_call_id,
@@ -110,7 +124,9 @@ def resume_point(
         ),
         conditioning=position.text,
         transition=position.transition,
-        scheduled=(*asked_again, *scheduled),
+        asked_again=asked_again,
+        first_scheduled=pipeline.position.planner.next_chunk_index,
+        later=later,
         num_acknowledged=delivery.num_acknowledged,
         pending=tuple(
             PendingChunk(

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,10 +93,11 @@ def saved_in(folder: Path) -> SavedResumePoints:
     )
 
 
-def loaded_from(folder: Path) -> ResumePoint:
+def loaded_from(folder: Path, schedule: Sequence[ScheduledDirective] = ()) -> ResumePoint:
+    """`schedule` is what the log has of it."""
     loaded = SnapshotStore(folder).load(ResumePoint)
     assert loaded is not None
-    return loaded[1]
+    return loaded[1].with_schedule(schedule)
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2, 3])
@@ -123,7 +125,7 @@ def test_a_lost_stream_resumes_without_repeating_or_missing_a_chunk(
 
     mesh = MemoryMesh()
     mesh.ends = {index: 3 * index + 3 for index in range(8)}
-    point = loaded_from(tmp_path / "s")
+    point = loaded_from(tmp_path / "s", cuts)
     again = loop_over(mesh, max_in_flight=max_in_flight, resumed=point)
     got = [*kept[:acknowledged], *again.run(8, acknowledged=lambda: acknowledged)]
     assert [c.chunk_index for c in got] == list(range(8))

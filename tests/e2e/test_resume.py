@@ -153,6 +153,42 @@ def test_followers_are_sent_no_more_than_rebuilds_them_however_much_is_pending(
     assert len(point.tail.chunks) < 7
 
 
+def test_a_snapshot_holds_none_of_a_long_schedule_and_a_resumed_stream_all_of_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    prompts = ("a blue square", "a white triangle, fast", "a green circle")
+    events = [
+        ScheduledEvent(
+            chunk_index=index,
+            prompt=None if index % 5 == 4 else prompts[index % 3],
+            transition=SOFT if index % 5 == 2 else None,
+            hard_cut=index % 5 == 3,
+            recompute=index % 5 == 4,
+        )
+        for index in range(1, 2000)
+    ]
+    session = StreamSession(kept_in(tmp_path, folder))
+    stream = session.stream("a red circle", schedule=events)
+    for _ in range(4):
+        next(stream)
+    session.log.close()
+    assert (tmp_path / "snapshot" / "state").stat().st_size < 10_000
+    with StreamSession(kept_in(tmp_path, folder, resume=True)) as again:
+        assert again._loop is not None
+        kept = again._loop.inbox.scheduled()
+    want = [session._scheduled(event) for event in events if event.chunk_index >= 4]
+    assert [event.chunk_index for event in kept] == [event.chunk_index for event in want]
+    for got, asked in zip(kept, want, strict=True):
+        assert got.directive.transition == asked.directive.transition
+        assert (got.directive.hard_cut, got.directive.recompute) == (
+            asked.directive.hard_cut,
+            asked.directive.recompute,
+        )
+        one, other = got.directive.conditioning, asked.directive.conditioning
+        assert (one and one.prompt) == (other and other.prompt)
+        assert one is None or other is None or bool((one.embeds == other.embeds).all())
+
+
 def test_without_a_snapshot_a_session_that_may_resume_starts_anew(
     folder: Path, tmp_path: Path
 ) -> None:
