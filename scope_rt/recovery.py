@@ -77,6 +77,15 @@ class Recovery:
         """Add a record; nothing where no log is kept."""
         self._log.append(record, blob)
 
+    def settle_check(self) -> None:
+        """Return when what the log to resume held was read in full; blocks as its `offset` does.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        if isinstance(self._log, StreamLog):
+            self._log.settle_check()
+
     def close(self) -> None:
         """Let go of the log's file. Idempotent."""
         self._log.close()

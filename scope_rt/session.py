@@ -101,7 +101,7 @@ class StreamSession:
         self._feedback = feedback
         self._context = setup.context_memory() if setup.decodes else None
         self._spans: tuple[Span, ...] | None = None
-        self._has_streamed = self._has_failed = False
+        self._has_streamed = self._has_failed = self._is_cut_short = False
         self._closes_log = True
         self._recovery: Recovery | None = None
         self._loop: StreamLoop | None = None
@@ -244,6 +244,9 @@ class StreamSession:
         Blocks until the chunks in flight are received. After a failure in the middle of a chunk the
         mesh cannot be told: this rank leaves, which is what tells the others, and its own spans are
         returned; its snapshot stays then, for a session that resumes.
+
+        Raises:
+            IntegrityError: the log of the stream that was resumed is damaged.
         """
         if self._spans is None:
             self._spans = self._instruments.trace.spans
@@ -253,6 +256,8 @@ class StreamSession:
                 else:
                     self._spans = self._end_together()
                     if not self._has_failed:
+                        if self._recovery is not None and not self._is_cut_short:
+                            self._recovery.settle_check()
                         self.log.append(Closed(at_s=time.time()))
             finally:
                 if self._closes_log:
@@ -270,6 +275,7 @@ class StreamSession:
         traceback: TracebackType | None,
     ) -> None:
         """Close; but a mesh rank that failed leaves at once, which is what tells the others."""
+        self._is_cut_short = error is not None
         if error is not None and not isinstance(error, GeneratorExit | KeyboardInterrupt):
             chunk = -1 if self._loop is None else self._loop.last_planned_chunk
             self.log.append(failed_record(chunk, error))

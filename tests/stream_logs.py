@@ -114,6 +114,7 @@ def durable(chunk: int, *, segment: int = 0, at_s: float = 0.0) -> Durable:
         end_bytes=600 + 400 * chunk,
         num_frames=12,
         crc32=0xDEADBEEF,
+        digest="5e" * 16,
         encode_ms=7.5,
     )
 
@@ -160,7 +161,7 @@ def story() -> Story:
         (opened(1011.0, resumed_at_chunk=7), b""),
         (planned(7, 1, at_s=1011.2, current_start_frame=3, do_kv_recompute=True), b""),
         finished(7, 1, at_s=1011.8),
-        (Published(at_s=1012.0), b""),
+        (Published(at_s=1012.0, num_bytes=4000, digest="d1" * 16), b""),
         (Closed(at_s=1012.0), b""),
     ]
     return records

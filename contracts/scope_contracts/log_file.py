@@ -6,11 +6,13 @@
 
 Whatever the bytes of a file, reading it ends in records or in a named `ContractError`, in memory
 bounded by the caps. What a crash cut off is told apart from damage: a torn tail may be cut away,
-damage is never overwritten.
+damage is never overwritten. Torn is a last record that is cut short, or that a file system made
+room for and never filled; nothing whole lies after it.
 """
 
 import errno
 import os
+import re
 import struct
 import zlib
 from collections import deque
@@ -18,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+import msgpack
 
 from scope_contracts.errors import ContractError, FieldError, WireError, mismatch
 from scope_contracts.log_records import (
@@ -32,6 +36,10 @@ MAGIC = b"\x89SCOPE\r\n"
 """Neither text nor UTF-8, and broken by whatever rewrites line ends."""
 _FRAME = struct.Struct("<II")
 _SCAN_BYTES = 2**20
+_SECTOR_BYTES = 512
+"""The least that a file system fills at a time."""
+_RECORD_BEGINS = re.compile(rb"(?s:[\x80-\x8f]|\xde..)\xa4at_s")
+"""How the body of every record begins: a map, whose first key is that of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +93,18 @@ class LogReader:
             yield entry
 
     def blob(self, entry: Entry) -> bytes:
-        """The bytes that follow the record of `entry`."""
-        num_bytes = entry.record.num_blob_bytes
-        self._file.seek(entry.end - num_bytes)
-        return self._file.read(num_bytes)
+        """The bytes that follow the record of `entry`, wherever that was read.
+
+        Raises `WireError` where they are others than were written.
+        """
+        if not (num_bytes := entry.record.num_blob_bytes):
+            return b""
+        self._num_bytes = self._file.seek(0, os.SEEK_END)
+        start = entry.end - num_bytes - _FRAME.size
+        blob = self._body(start, range(num_bytes, num_bytes + 1))
+        if blob is None:
+            raise WireError(f"byte {start}: the log became shorter")
+        return blob
 
     def ends_whole(self) -> bool:
         """Whether the file ends with a whole record; reads no more than headers and that record.
@@ -153,18 +169,35 @@ class LogReader:
             return None
         length, checksum = _FRAME.unpack(header)
         end = start + _FRAME.size + length
-        if length in lengths:
-            if end > self._num_bytes:
-                return None
+        if length not in lengths:  # a file system may have grown the file and not yet filled it
+            is_torn = self._is_zero_from(start)
+        elif end > self._num_bytes:
+            is_torn = not self._has_record_from(start)
+        else:
             body = self._file.read(length)
             if len(body) == length and zlib.crc32(body) == checksum:
                 return body
-            if self._is_zero_from(end):
-                return None
-        # A file system may have grown the file and not yet filled it.
-        elif self._is_zero_from(start):
-            return None
-        raise WireError(f"byte {start}: the log is damaged; what comes before it is whole")
+            is_torn = self._is_zero_from(end) and not self._has_record_from(start)
+            is_torn &= end < self._num_bytes or _was_never_filled(body, end - length)
+        if not is_torn:
+            raise WireError(f"byte {start}: the log is damaged; what comes before it is whole")
+        return None
+
+    def _has_record_from(self, start: int) -> bool:
+        """Whether a whole record lies at `start` or after it: then no crash cut off what is there.
+
+        Lengths are not believed: one that was changed may hide all that follows it.
+        """
+        most_bytes = _FRAME.size + MAX_RECORD_BYTES
+        for piece in range(start, self._num_bytes, _SCAN_BYTES):
+            self._file.seek(piece)
+            data = self._file.read(_SCAN_BYTES + most_bytes)
+            for found in _RECORD_BEGINS.finditer(data, _FRAME.size):
+                body = data[found.start() : found.start() + MAX_RECORD_BYTES]
+                _, checksum = _FRAME.unpack_from(data, found.start() - _FRAME.size)
+                if zlib.crc32(body[: _num_map_bytes(body)]) == checksum:
+                    return True
+        return False
 
     def _is_zero_from(self, start: int) -> bool:
         self._file.seek(start)
@@ -191,6 +224,24 @@ def refuse_special(path: Path) -> None:
     """Raise `OSError` for what is no file: opening a pipe that nobody reads never returns."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def _num_map_bytes(data: bytes) -> int:
+    """How long the map is that `data` begins with; 0 where it is none, or is cut off."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+    try:
+        unpacker.skip()
+    except (ValueError, msgpack.UnpackException):
+        return 0
+    return int(unpacker.tell())
+
+
+def _was_never_filled(body: bytes, start: int) -> bool:
+    """Whether a whole sector's part of `body`, which lies at `start` of its file, is zeros."""
+    first = -start % _SECTOR_BYTES
+    parts = (body[at : at + _SECTOR_BYTES] for at in range(first, len(body), _SECTOR_BYTES))
+    return any(part.count(0) == len(part) for part in parts)
 
 
 def _framed(body: bytes) -> bytes:

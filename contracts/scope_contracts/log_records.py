@@ -15,7 +15,7 @@ from scope_contracts.plain import PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain
 
-LOG_VERSION = 3
+LOG_VERSION = 4
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
 MAX_BLOB_BYTES = 256 * 2**20
 MAX_PROMPT_BYTES = 16 * 2**10
@@ -225,7 +225,8 @@ class Segment(Record):
 class Durable(Record):
     """All packets of a chunk lie in segment `segment`, before byte `end_bytes` of its file.
 
-    `num_frames` counts pictures, `crc32` is over the bytes of its packets.
+    `num_frames` counts pictures, `crc32` is over the bytes of its packets as they were encoded.
+    `digest` is the BLAKE2b-128, in hexadecimal, of all bytes of the file before `end_bytes`.
     """
 
     kind: ClassVar = RecordKind.DURABLE
@@ -236,14 +237,22 @@ class Durable(Record):
     end_bytes: int
     num_frames: int
     crc32: int
+    digest: str
     encode_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published(Record):
-    """The whole video is under its own name; the segments may be gone."""
+    """The whole video is under its own name; the segments may be gone.
+
+    It has `num_bytes` bytes, of which `digest` is the BLAKE2b-128, in hexadecimal.
+    """
 
     kind: ClassVar = RecordKind.PUBLISHED
+    minimums: ClassVar = {"num_bytes": 0}
+
+    num_bytes: int
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

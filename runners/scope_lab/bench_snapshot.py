@@ -260,6 +260,7 @@ def _durable(index: int) -> Durable:
         end_bytes=index,
         num_frames=12,
         crc32=0,
+        digest="5e" * 16,
         encode_ms=1.0,
     )
 

@@ -79,6 +79,15 @@ def _open_replay(
     return run_replay
 
 
+def _open_verify(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    from scope_runners.verify import add_verify_arguments, run_verify
+
+    add_verify_arguments(parser)
+    return lambda parsed, argv: run_verify(parsed)
+
+
 def _open_break_it(
     parser: argparse.ArgumentParser,
 ) -> Callable[[argparse.Namespace, Sequence[str]], int]:
@@ -111,6 +120,7 @@ COMMANDS = {
     "stream": Command("make a video from a prompt", _open_stream),
     "inspect": Command("look into a flight recording", _open_inspect),
     "replay": Command("run a recorded stream again and compare", _open_replay),
+    "verify": Command("say whether a stream's files are as they were written", _open_verify),
     "plan-memory": Command("say what a rank needs, and what to change", _open_plan_memory),
     "break-it": Command("inject faults into real ranks and see them caught", _open_break_it),
     "runbook": Command("show what an error's `see runbooks/...` points to", _open_runbook),

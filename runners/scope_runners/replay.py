@@ -151,6 +151,7 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
 
     Raises:
         UserInputError: it cannot; the sentence says what to change.
+        ContractError: it is damaged before its first chunk.
     """
     recording = read_recording(namespace.recording, check_blobs=False)
     register_parts(namespace.parts)
@@ -174,6 +175,8 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
         recording = read_recording(namespace.recording)
     stream = recording.stream
     num_chunks = _num_replayable(stream)
+    if num_chunks == 0 and recording.damage:
+        raise recording.damage
     if num_chunks == 0 and any(done.latents is None for done in stream.finished.values()):
         raise UserInputError(
             f"{namespace.recording} holds no latents to compare with; replay one that "

@@ -16,6 +16,7 @@ from scope_contracts.errors import RecordingError, ScopeError, UserInputError
 from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
+from scope_rt.file_digest import FileDigest
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory
 from scope_rt.record.snapshot import SnapshotStore, look
@@ -31,6 +32,7 @@ from scope_runners.progress import progress_bar
 from scope_runners.stop_request import StopRequest, taking_stop_signals
 from scope_runners.storyboard import Scene, scenes, write_storyboard
 from scope_runners.summary import ChunkRecord, Ending, Moments, StreamSummary, summarise, table
+from scope_runners.verify import check_written
 from scope_runners.wording import counted
 
 
@@ -57,11 +59,16 @@ class _Stage:
         history = session.history or StreamHistory()
         self.num_starts = history.num_starts
         """Processes that had this stream before this one."""
-        self.is_published = history.is_published and self.files.video.exists()
-        """Whether an earlier process was ended between the joined video and its own end."""
+        self.published = history.published if self.files.video.exists() else None
+        """The video, where an earlier process was ended between joining it and its own end."""
+        if self.published and (damage := check_written(self.files.video, self.published)):
+            raise UserInputError(
+                f"{self.files.video} is not the video that was written ({damage}); bring that one "
+                "back, or choose another --out and make it anew"
+            )
         way_out = f"to start anew, delete {self.files.snapshot}, then leave --resume out"
         num_there = len(history.durable)
-        if num_there < session.num_acknowledged_before and not self.is_published:
+        if num_there < session.num_acknowledged_before and self.published is None:
             raise UserInputError(
                 f"{self.files.video}: the resume point is after "
                 f"{counted(session.num_acknowledged_before, 'chunk')}, and {num_there} are there; "
@@ -78,7 +85,7 @@ class _Stage:
                 fps=job.setup.recipe.fps,
                 trace=session.trace,
                 ledger=self._ledger,
-                earlier=[] if self.is_published else history.video,
+                earlier=[] if self.published else history.video,
                 keep_on_error=True,
             )
         except UserInputError as error:
@@ -205,7 +212,7 @@ def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
     try:
         with ExitStack() as on_error:
             on_error.push(run.session)
-            if not run.stage.is_published:
+            if run.stage.published is None:
                 _show_all(run)
             on_error.pop_all()
         return None, run.session.close()
@@ -260,7 +267,9 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
         files=stage.files,
     )
     story = scenes(chunks, job.timeline, fps=job.setup.recipe.fps)
-    _publish(summary, stage.files, story, spans, scale=stage.writer.scale)
+    video = stage.writer.published or stage.published
+    assert video is not None, "a stream of a chunk has a video"
+    summary = _publish(summary, stage.files, story, spans, scale=stage.writer.scale, video=video)
     if not keep:
         stage.forget()
     _report(summary, as_json=job.request.json, may_be_resumed=keep)
@@ -305,13 +314,16 @@ def _publish(
     spans: tuple[Span, ...],
     *,
     scale: int,
-) -> None:
-    """Everything beside the video, which its writer has published."""
+    video: FileDigest,
+) -> StreamSummary:
+    """Everything beside the `video`, which its writer has published; the summary as written."""
     try:
         write_storyboard(files.contact_sheet, files.video, story, scale=scale)
         if files.trace is not None:
             write_chrome_trace(files.trace, spans)
+        summary = summary.with_digests(video)
         summary.write(files.summary)
+        return summary
     except OSError as error:
         raise RecordingError(
             f"{files.video} is written, and what belongs beside it is not ({error.strerror}); "

@@ -11,15 +11,19 @@ from scope_contracts.log_records import Finished
 from scope_rt import output_file
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.log_entries import finished_record
+from scope_rt.file_digest import FileDigest
 from scope_rt.session import ScheduledEvent
 from scope_rt.version import __version__
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.timings import StageSummary, StageTimings
+from scope_runners.verify import sealed
 from scope_runners.wording import counted
 
 GENERATE, ENCODE = "generate", "encode"
 STAGES = ("plan", GENERATE, "wait", "decode", ENCODE, "digest")
 _MEBIBYTE = 2**20
+_WRITTEN_ONCE = ("contact_sheet", "trace")
+"""Files beside the video and its summary; a recording has checksums of its own."""
 
 
 class Ending(StrEnum):
@@ -158,10 +162,19 @@ class StreamSummary:
     stages: Mapping[str, StageSummary]
     cache: CacheFill
     files: Mapping[str, str]
+    digests: Mapping[str, FileDigest]
+    """Of those files that are never written again, by the same names."""
     chunks: Sequence[ChunkRecord]
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
+        """With a `checksum` of all it says."""
+        return json.dumps(sealed(asdict(self)), indent=2)
+
+    def with_digests(self, video: FileDigest) -> "StreamSummary":
+        """The same of a stream whose files are all written. Raises `OSError`."""
+        paths = {kind: Path(path) for kind, path in self.files.items() if kind in _WRITTEN_ONCE}
+        others = {kind: FileDigest.of(path) for kind, path in paths.items()}
+        return replace(self, digests={"video": video, **others})
 
     def write(self, path: Path) -> None:
         """Write the JSON to `path`, whole or not at all."""
@@ -237,6 +250,7 @@ def summarise(
         stages=stages,
         cache=_cache_fill(job, chunks, cache_spec),
         files={kind: str(path) for kind, path in paths.items()},
+        digests={},
         chunks=chunks,
     )
 

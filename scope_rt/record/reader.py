@@ -28,6 +28,7 @@ from scope_contracts.log_records import (
     Scheduled,
     Segment,
 )
+from scope_rt.file_digest import FileDigest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ class StreamHistory:
     dropped: dict[int, Dropped] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     durable: dict[int, Durable] = field(default_factory=dict)
-    is_published: bool = False
+    published: FileDigest | None = None
+    """What the joined video held when it was given its name."""
     failures: list[Failed] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     num_lost: int = 0
@@ -71,6 +73,11 @@ class StreamHistory:
     def num_starts(self) -> int:
         """Sessions that began the stream or resumed it."""
         return len(self.openings)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether the whole video is under its own name."""
+        return self.published is not None
 
     @property
     def video(self) -> list[Segment | Durable]:
@@ -112,7 +119,7 @@ class StreamHistory:
             case Durable(chunk_index=index):
                 self.durable[index] = record
             case Published():
-                self.is_published = True
+                self.published = FileDigest(num_bytes=record.num_bytes, blake2b=record.digest)
             case Failed():
                 self.failures.append(record)
             case Closed():

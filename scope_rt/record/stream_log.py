@@ -32,6 +32,7 @@ from scope_contracts.log_records import (
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.faults import FaultPoint, Faults, NoFaults
 from scope_rt.file_lock import open_locked
+from scope_rt.record.log_check import LogCheck
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class StreamLog:
         self._lock = threading.Lock()
         self._waiting: deque[Future[None]] = deque()
         self._disk = DaemonExecutor("stream-log")
+        self._check: LogCheck | None = None
         try:
             self._file: int | None = _open(path, must_exist=resume)
         except OSError as error:
@@ -126,13 +128,17 @@ class StreamLog:
                 path.unlink(missing_ok=True)  # while it is locked: perhaps it was not there before
             self.close()
             raise
+        self._check = LogCheck(path, self._disk) if resume else None
 
     @property
     def offset(self) -> int:
         """Bytes of whole records, all that were appended: what a snapshot taken now must name.
 
-        Blocks until they are written, `STALL_TIMEOUT_S` at most.
+        Blocks until they are written, `STALL_TIMEOUT_S` at most. Raises `IntegrityError` where what
+        was resumed is found to be damaged.
         """
+        if self._check is not None:
+            self._check.raise_damage()
         self.flush()
         return self._end
 
@@ -167,12 +173,23 @@ class StreamLog:
         except StallError as error:
             self._fail(_reason(error))
 
+    def settle_check(self) -> None:
+        """Return when all that was in the file to resume was read and compared.
+
+        Blocks while the disk answers, at most `STALL_TIMEOUT_S` for one answer. Raises
+        `IntegrityError` where it is damaged.
+        """
+        if self._check is not None:
+            self._check.settle()
+
     def close(self) -> None:
         """Write what was appended and let go of the file. Idempotent.
 
         Blocks for at most `STALL_TIMEOUT_S`, and a second more for a disk that gives no answer.
         """
         self.flush()
+        if self._check is not None:
+            self._check.stop()
         self._release()
 
     def remove(self) -> None:

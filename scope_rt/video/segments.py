@@ -12,21 +12,20 @@ counts from the moment its record is complete. What the ledger does not name is 
 import os
 import re
 import time
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import av
-from av.video.stream import VideoStream
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt import output_file
+from scope_rt.file_digest import FileDigest, RunningDigest
 from scope_rt.file_lock import open_locked
+from scope_rt.video.segment_file import SegmentFile
 
 _MOST_HEADER_BYTES = 4096
 CODEC_OF_SUFFIX = {".mp4": "libx264", ".webm": "libvpx"}
@@ -51,19 +50,6 @@ class MemoryLedger:
         self.records.append(record)
 
 
-class SegmentDamageError(OSError):
-    """A segment does not hold what its ledger says; no disk space brings it back."""
-
-
-@dataclass(slots=True)
-class _Part:
-    """A file of packets, and the whole chunks in it."""
-
-    path: Path
-    format: tuple[str, int, int, str, str]
-    chunks: list[Durable] = field(default_factory=list)
-
-
 class VideoSegments:
     """The hidden files of one video; used by one thread at a time.
 
@@ -80,8 +66,9 @@ class VideoSegments:
         self._target, self._ledger = target, ledger
         with output_file.creating_beside(target, suffixes=CODEC_OF_SUFFIX):
             self._lock = _locked(self._path_of(0), target)
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, SegmentFile] = {}
         self._segment: Segment | None = None
+        self._digest: RunningDigest | None = None
 
     def claim_segment(self) -> Path:
         """Where the next segment belongs; FFmpeg hides it from us if its header finds no room.
@@ -101,11 +88,11 @@ class VideoSegments:
             for record in earlier:
                 if isinstance(record, Segment):
                     path = self._path_of(record.number)
-                    self._parts[record.number] = _Part(path, _format(record))
+                    self._parts[record.number] = SegmentFile(path, _format(record))
                 elif isinstance(record, Durable):
                     self._count(record)
             for part in self._parts.values():
-                for _ in _packets(part):
+                for _ in part.packets():
                     pass
         except (KeyError, OSError, ValueError, av.FFmpegError) as error:
             raise UserInputError(
@@ -134,7 +121,7 @@ class VideoSegments:
                     f"output {self._target}: the video to resume is {part.format}, this one is "
                     f"{_format(segment)}"
                 )
-        self._segment = segment
+        self._segment, self._digest = segment, RunningDigest(self._path_of(segment.number))
 
     def commit_chunk(
         self, chunk_index: int | None, *, num_frames: int, crc32: int, encode_ms: float
@@ -144,24 +131,27 @@ class VideoSegments:
         `crc32` is over these packets. Raises `OSError`.
         """
         assert self._segment is not None
+        assert self._digest is not None
         number = self._segment.number
         if number not in self._parts:  # a segment without a chunk is not worth a record
-            self._parts[number] = _Part(self._path_of(number), _format(self._segment))
+            self._parts[number] = SegmentFile(self._path_of(number), _format(self._segment))
             self._ledger.append(self._segment)
+        end_bytes = self._path_of(number).stat().st_size
         durable = Durable(
             at_s=time.time(),
             chunk_index=self.num_chunks if chunk_index is None else chunk_index,
             segment=number,
-            end_bytes=self._path_of(number).stat().st_size,
+            end_bytes=end_bytes,
             num_frames=num_frames,
             crc32=crc32,
+            digest=self._digest.before(end_bytes),
             encode_ms=encode_ms,
         )
         self._ledger.append(durable)
         self._count(durable)
 
-    def publish(self) -> None:
-        """Join the whole chunks under the target's name; the segments stay.
+    def publish(self) -> FileDigest:
+        """Join the whole chunks under the target's name; the segments stay. Returns what it holds.
 
         Raises `OSError` or `av.FFmpegError`, leaving the target as it was.
         """
@@ -169,7 +159,9 @@ class VideoSegments:
         partial = self._hidden(f"partial{self._target.suffix.lower()}")
         try:
             _join(parts, partial, fps=Fraction(parts[0].format[3]))
+            digest = FileDigest.of(partial)
             partial.replace(self._target)
+            return digest
         finally:
             partial.unlink(missing_ok=True)
 
@@ -235,7 +227,7 @@ def _locked(path: Path, target: Path) -> BinaryIO:
         ) from None
 
 
-def _join(parts: Sequence[_Part], path: Path, *, fps: Fraction) -> None:
+def _join(parts: Sequence[SegmentFile], path: Path, *, fps: Fraction) -> None:
     """Copy the packets of all segments into one container, frame n at n / fps."""
     # The index in front lets a player start before it has the whole file.
     options = {"movflags": "+faststart"} if path.suffix == ".mp4" else {}
@@ -243,7 +235,7 @@ def _join(parts: Sequence[_Part], path: Path, *, fps: Fraction) -> None:
     with av.open(str(path), "w", options=options) as container:
         stream = None
         for part in parts:
-            for packet in _packets(part):
+            for packet in part.packets():
                 if stream is None:
                     stream = container.add_stream_from_template(packet.stream)
                     stream.time_base = 1 / fps
@@ -253,27 +245,3 @@ def _join(parts: Sequence[_Part], path: Path, *, fps: Fraction) -> None:
                 packet.duration = 1
                 container.mux(packet)
                 num_frames += 1
-
-
-def _packets(part: _Part) -> "Iterator[av.Packet[VideoStream]]":
-    """The packets of the whole chunks; raises `OSError` where they are fewer, or others."""
-    if not part.chunks:
-        return
-    num_bytes, end_bytes = part.path.stat().st_size, part.chunks[-1].end_bytes
-    if num_bytes < end_bytes:
-        raise SegmentDamageError(f"{part.path}: got {num_bytes} bytes, want {end_bytes} or more")
-    with av.open(str(part.path), format="nut") as container:
-        packets = (packet for packet in container.demux(video=0) if packet.size)
-        for chunk in part.chunks:
-            crc32 = 0
-            for number in range(chunk.num_frames):
-                packet = next(packets, None)
-                if packet is None:
-                    want = f"{chunk.num_frames} of chunk {chunk.chunk_index}"
-                    raise SegmentDamageError(f"{part.path}: got {number} whole frames, want {want}")
-                crc32 = zlib.crc32(memoryview(packet), crc32)
-                yield packet
-            if crc32 != chunk.crc32:
-                raise SegmentDamageError(
-                    f"{part.path}: the frames of chunk {chunk.chunk_index} are others"
-                )

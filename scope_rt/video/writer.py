@@ -28,12 +28,13 @@ from scope_rt.disk import (
     answer,
     remedy,
 )
+from scope_rt.file_digest import FileDigest
 from scope_rt.trace import NullTrace, Trace
 from scope_rt.video.encoder import SegmentEncoder
+from scope_rt.video.segment_file import SegmentDamageError
 from scope_rt.video.segments import (
     CODEC_OF_SUFFIX,
     MemoryLedger,
-    SegmentDamageError,
     SegmentLedger,
     VideoSegments,
 )
@@ -88,6 +89,8 @@ class VideoWriter:
         """Milliseconds of encoding per chunk of this writer, in order."""
         self.num_frames = 0
         """Frames accepted so far by this writer."""
+        self.published: FileDigest | None = None
+        """What the file under its name holds, once `close` has written it."""
         self._frame_shape = (height, width, 3)
         self._trace: Trace = trace or NullTrace()
         self._max_queued_chunks = max_queued_chunks
@@ -180,11 +183,13 @@ class VideoWriter:
         self._at_exit.detach()  # an interrupt from here on leaves the chunks for a resume
         try:
             self._encoder.close()
-            self._segments.publish()
+            self.published = video = self._segments.publish()
         except _DISK_ERRORS as error:
             raise self._failure(error) from error
         if not keep:
-            self._ledger.append(Published(at_s=time.time()))
+            self._ledger.append(
+                Published(at_s=time.time(), num_bytes=video.num_bytes, digest=video.blake2b)
+            )
         self._end(keep=keep)
 
     def suspend(self) -> None:
@@ -269,8 +274,8 @@ class VideoWriter:
         self._end(keep=True, patience_s=0.0 if isinstance(error, StallError) else None)
         if isinstance(error, SegmentDamageError):
             return RecordingError(
-                f"{self.path}: the video cannot be joined ({error}); make it anew under "
-                "another name"
+                f"{self.path}: the video cannot be joined ({error}); its chunks stay in the "
+                "hidden files beside it; make it anew under another name"
             )
         kept = (
             f"its first {self.durable_chunks} chunks are kept for a resume"

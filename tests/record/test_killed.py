@@ -44,7 +44,7 @@ def stream(folder: Path, report: Report) -> None:
         report(str(index + 1))
         log.append(durable(index))
     assert log.failure is None
-    log.append(Published(at_s=0.0))
+    log.append(Published(at_s=0.0, num_bytes=0, digest=""))
     log.append(Closed(at_s=0.0))
     report("ended")
     store.clear()

@@ -69,7 +69,11 @@ def test_a_torn_last_record_is_left_out_and_counted(tmp_path: Path, num_lost: in
 def test_latents_are_stepped_over_and_records_are_checked(tmp_path: Path) -> None:
     path = write(tmp_path / "a.scope", [(opened(), b""), finished(0, values=range(9))])
     in_latents = path.stat().st_size - 1
-    path.write_bytes(path.read_bytes() + pack(Published(at_s=0.0)) + pack(Closed(at_s=0.0)))
+    path.write_bytes(
+        path.read_bytes()
+        + pack(Published(at_s=0.0, num_bytes=0, digest=""))
+        + pack(Closed(at_s=0.0))
+    )
     whole = path.read_bytes()
 
     def flipped(position: int) -> bytes:

@@ -244,7 +244,7 @@ def test_a_flipped_bit_in_what_was_left_is_named_and_not_published(
     assert main([*SHORT, "--out", str(out), "--resume"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "the video to resume is damaged (" in said
-    assert "are others); to start anew, delete" in said
+    assert "are others than were written); to start anew, delete" in said
     assert out.read_bytes() == published
 
 

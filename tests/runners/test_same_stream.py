@@ -6,6 +6,7 @@ import pytest
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun
+from scope_rt.file_digest import FileDigest
 from scope_rt.record.reader import StreamHistory
 from scope_rt.session import scheduled_record
 from scope_runners.job import OutputFiles, StreamJob, prepare
@@ -85,7 +86,7 @@ def test_a_video_is_finished_when_its_log_says_so_or_nothing_but_it_is_there(
     want: bool,
 ) -> None:
     files = OutputFiles(video=tmp_path / "a.mp4", trace=None)
-    history = StreamHistory(is_published=is_published)
+    history = StreamHistory(published=FileDigest(num_bytes=0, blake2b="") if is_published else None)
     if is_begun:
         history.add(Begun(at_s=0.0, prompt="a red circle"))
     if is_there:

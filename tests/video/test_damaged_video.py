@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scope_contracts.errors import RecordingError, UserInputError
+from scope_rt.file_digest import FileDigest
 from scope_rt.record.reader import read_history
 from tests.video.grey_video import (
     STARTS,
@@ -84,7 +85,68 @@ def test_a_bit_that_flips_before_the_join_is_named_and_not_published(tmp_path: P
     write_chunks(writer, 3)
     writer.drain()
     flip_a_bit(tmp_path)
-    with pytest.raises(RecordingError, match=r"of chunk 0 are others\); make it anew"):
+    with pytest.raises(
+        RecordingError, match=r"of chunk 0, are others than were written\); its chunks stay"
+    ):
         writer.close()
     assert not path.exists()
     assert not read_history(log_of(path)).is_published
+
+
+def whole_bytes(path: Path) -> int:
+    """Where the last whole chunk of segment 0 ends."""
+    return max(done.end_bytes for done in read_history(log_of(path)).durable.values())
+
+
+def test_no_byte_of_a_segment_can_be_flipped_without_a_word(tmp_path: Path) -> None:
+    """Its header holds sizes, flags and the encoder's header, none of which is in a packet."""
+    path = tmp_path / "video.mp4"
+    suspended(path, 2)
+    segment = tmp_path / ".video.mp4.0.partial.nut"
+    whole, end = segment.read_bytes(), whole_bytes(path)
+    places = {*range(0, min(end, 400), 5), *range(0, end, 97), end - 1}
+    for place in sorted(places):
+        segment.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+        with pytest.raises(UserInputError, match=r"is damaged \(.*chunk \d, are others than"):
+            writer_for(path)
+    segment.write_bytes(whole)
+    assert finish(path) == list(range(STARTS[-1]))
+
+
+def test_a_flip_behind_the_last_whole_chunk_is_never_read(tmp_path: Path) -> None:
+    path = tmp_path / "video.mp4"
+    suspended(path, 2)
+    segment = tmp_path / ".video.mp4.0.partial.nut"
+    whole, end = segment.read_bytes(), whole_bytes(path)
+    assert end < len(whole), "FFmpeg's index comes behind the packets"
+    segment.write_bytes(whole[:end] + bytes(byte ^ 255 for byte in whole[end:]))
+    assert finish(path) == list(range(STARTS[-1]))
+
+
+def test_damage_in_the_segment_of_any_life_keeps_the_video_from_being_joined(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "video.mp4"
+    for num_chunks in (2, 4):
+        suspended(path, num_chunks)
+    writer = writer_for(path)
+    write_chunks(writer, 5)
+    writer.drain()
+    parts = sorted(tmp_path.glob(".video.mp4.*.nut"))
+    assert len(parts) == 3
+    data = bytearray(parts[1].read_bytes())
+    data[40] ^= 1
+    parts[1].write_bytes(data)
+    with pytest.raises(RecordingError, match=r"\.1\.partial\.nut: bytes 0 to \d+, of chunk 2"):
+        writer.close()
+    assert sorted(tmp_path.iterdir()) == parts, "what is whole stays, and nothing half joined"
+
+
+def test_the_log_knows_what_the_video_holds(tmp_path: Path) -> None:
+    path = tmp_path / "video.mp4"
+    suspended(path, 2)
+    writer = writer_for(path)
+    writer.close()
+    published = read_history(log_of(path)).published
+    assert published is not None
+    assert FileDigest.of(path) == writer.published == published

@@ -212,6 +212,7 @@ def recordings() -> tuple[bytes, ...]:
         end_bytes=5_000,
         num_frames=9,
         crc32=2**32 - 1,
+        digest="5e" * 16,
         encode_ms=3.5,
     )
     begun = MAGIC + pack(opened)
@@ -227,7 +228,7 @@ def recordings() -> tuple[bytes, ...]:
             pack(finished, blob),
             pack(durable),
             pack(replace(finished, chunk_index=1, latents=None)),
-            pack(Published(at_s=1.75e9)),
+            pack(Published(at_s=1.75e9, num_bytes=4000, digest="d1" * 16)),
             pack(Dropped(at_s=1.75e9, chunk_index=1, cache_epoch=0)),
             pack(Closed(at_s=1.75e9)),
         )
