@@ -17,7 +17,9 @@ from scope_rt.models.loading import embedded_folder
 
 def copy_with_two_steps(folder: Path) -> Path:
     """The embedded model's files with another recipe."""
-    shutil.copytree(embedded_folder(), folder, dirs_exist_ok=True)
+    # Without the manifest, which vouches for the embedded model's own recipe.
+    ignore = shutil.ignore_patterns("scope_manifest.json")
+    shutil.copytree(embedded_folder(), folder, dirs_exist_ok=True, ignore=ignore)
     recipe = json.loads((folder / "recipe.json").read_text())
     recipe["denoising_steps"] = [1000.0, 500.0]
     (folder / "recipe.json").write_text(json.dumps(recipe, indent=2))

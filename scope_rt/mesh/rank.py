@@ -145,8 +145,10 @@ class Rank:
         mine = RankLoaded(resume_point=resume_point)
         if generator is not None:
             self._fingerprint = Fingerprint(generator.model, self._groups.sums)
-            checkpoint = self._setup.model.checksums(self._setup.dtype)
-            mine = replace(mine, held=self._fingerprint.checksums, checkpoint=checkpoint)
+            folder, dtype = self._setup.model, self._setup.dtype
+            in_hand = {**self._fingerprint.checksums, **generator.model.digests_as_read}
+            checkpoint = folder.checksums(dtype) | folder.stored_digests(dtype)
+            mine = replace(mine, held=in_hand, checkpoint=checkpoint)
         sent = encode_loaded(mine)
         ranks = [sent] if self._world is None else self._world.exchange(sent)
         loaded = [decode_loaded(data) for data in ranks]

@@ -11,7 +11,7 @@ Parameter names are those of diffusers' `WanTransformer3DModel`; a rank holds th
 q norm, cross-attention output, feed-forward output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -215,6 +215,8 @@ class CausalWanModel(nn.Module):
         )
         self.scale_shift_table = _modulation_table(2, config.dim)
         self.proj_out = nn.Linear(config.dim, 4 * config.out_channels)
+        self.digests_as_read: Mapping[str, int] = {}
+        """Of the slices that were read from files, by file and weight, in the files' own dtype."""
 
     @property
     def dtype(self) -> torch.dtype:

@@ -12,23 +12,20 @@ that ranks load no longer add up to them.
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from io import FileIO
 from pathlib import Path
 
 import torch
 
 from scope_contracts.errors import UserInputError
-from scope_rt.bit_digest import MODULUS, bit_digest
+from scope_rt.bit_digest import bit_digest
 from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
-from scope_rt.models.weight_files import StoredTensor, TensorReader, WeightFiles
+from scope_rt.models.file_contents import model_files, read_file
+from scope_rt.models.weight_files import WeightFiles
 from scope_rt.tensors import NAMES
-
-_PIECE_BYTES = 4 << 20
-_IGNORED = (".", "__pycache__")
-"""Beginnings of names that are no part of a model."""
 
 
 class FolderContents:
@@ -39,7 +36,7 @@ class FolderContents:
         self._known: dict[str, FileContent] = {}
 
     def fingerprint(self, dtype: torch.dtype | None = None) -> str:
-        """SHA-256 over names and bytes of all files but hidden ones.
+        """SHA-256 over names and bytes of all files but hidden ones and the manifest.
 
         Args:
             dtype: of use, where `checksums` will be asked for too: then one read gives both.
@@ -59,9 +56,26 @@ class FolderContents:
         Raises:
             UserInputError: a file cannot be read.
         """
+        return self._kept(dtype, _key(dtype))
+
+    def stored_digests(self, dtype: torch.dtype) -> dict[str, int]:
+        """As `checksums`, and by the same read; but in the files' own dtypes."""
+        return self._kept(dtype, _key(None))
+
+    def sha256s(self) -> dict[str, str]:
+        """Of every file, by its name relative to the folder. Raises `UserInputError`."""
+        return {name: content.sha256 for name, content in self._read(None).items()}
+
+    def kept_sha256s(self) -> dict[str, str]:
+        """Those that are known already, of files that nobody has written since; reads none."""
+        if self._cache is not None:
+            self._known = self._cache.load() | self._known
+        return kept_sha256s(self._folder, self._known)
+
+    def _kept(self, dtype: torch.dtype, key: str) -> dict[str, int]:
         contents = self._read(dtype)
         return {
-            name: contents[self._name(path)].checksums[_key(dtype)][name]
+            name: contents[self._name(path)].checksums[key][name]
             for path, tensors in self._weights.items()
             for name, _ in tensors
         }
@@ -69,7 +83,7 @@ class FolderContents:
     def _read(self, dtype: torch.dtype | None) -> Mapping[str, FileContent]:
         """What all files hold now; only files that changed, or lack checksums, are read."""
         try:
-            paths = {*_files(self._folder), *self._weights}
+            paths = {*model_files(self._folder), *self._weights}
             stamps = {self._name(path): Stamp.of(path) for path in paths}
             if self._lacking(stamps, dtype) and self._cache is not None:
                 self._known |= self._cache.load()
@@ -97,8 +111,9 @@ class FolderContents:
             if known is None or known.stamp != stamp:
                 lacking.append(name)
             elif dtype is not None:
-                sums = known.checksums.get(_key(dtype), {})
-                lacking += [name] if needed.get(name, set()) - sums.keys() else []
+                keys = (_key(dtype), _key(None))
+                sums = [known.checksums.get(key, {}).keys() for key in keys]
+                lacking += [name] if needed.get(name, set()) - (sums[0] & sums[1]) else []
         return lacking
 
     def _read_lacking(
@@ -124,59 +139,35 @@ class FolderContents:
         return {name: content for name, content in contents.items() if content is not None}
 
     def _read_file(self, path: Path, stamp: Stamp, dtype: torch.dtype | None) -> FileContent:
-        tensors = self._weights.get(path)
-        if tensors is None or dtype is None:
-            with FileIO(path) as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            return FileContent(stamp=stamp, sha256=sha256, checksums={})
-        digest, sums = hashlib.sha256(), dict[str, int]()
-        with TensorReader(path) as reader:
-            digest.update(_bytes(reader, 0, tensors[0][1].offset))
-            for name, tensor in tensors:
-                sums[name] = 0
-                for first_row, rows in _pieces(reader, tensor):
-                    digest.update(rows.view(torch.uint8).numpy().data)
-                    part = bit_digest(rows.to(dtype), first_row=first_row)
-                    sums[name] = (sums[name] + part) % MODULUS
-        return FileContent(stamp=stamp, sha256=digest.hexdigest(), checksums={_key(dtype): sums})
+        named = self._weights.get(path)
+        if named is None or dtype is None:
+            return FileContent(stamp=stamp, sha256=read_file(path).sha256, checksums={})
+        read = read_file(path, [tensor for _, tensor in named], dtype)
+        return FileContent(
+            stamp=stamp,
+            sha256=read.sha256,
+            checksums={
+                _key(None): {name: read.stored[tensor.name] for name, tensor in named},
+                _key(dtype): {name: read.in_use[tensor.name] for name, tensor in named},
+            },
+        )
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._folder).as_posix()
 
 
+def kept_sha256s(folder: Path, known: Mapping[str, FileContent]) -> dict[str, str]:
+    """Of the files of `folder` that nobody has written since they were read."""
+    kept = {}
+    for name, content in known.items():
+        with suppress(OSError):
+            if Stamp.of(folder / name) == content.stamp:
+                kept[name] = content.sha256
+    return kept
+
+
 @cache
-def _key(dtype: torch.dtype) -> str:
-    """Under which checksums in the dtype of use are kept: those of another function are others."""
-    return f"{NAMES[dtype]} {bit_digest(torch.arange(9.0)):x}"
-
-
-def _files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """All files below `folder`, through links too; one that leads back to `above` is not taken."""
-    real = folder.resolve()
-    if real in above:
-        return
-    for path in folder.iterdir():
-        if path.name.startswith(_IGNORED):
-            continue
-        if path.is_dir():
-            yield from _files(path, (*above, real))
-        elif path.is_file():
-            yield path
-
-
-def _pieces(reader: TensorReader, tensor: StoredTensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Whole rows of `tensor` and the first one's number; each piece is overwritten by the next."""
-    num_rows = tensor.shape[0] if tensor.shape else 1
-    row_bytes = tensor.num_bytes // max(1, num_rows)
-    at_a_time = max(1, _PIECE_BYTES // max(1, row_bytes))
-    buffer = torch.empty((min(num_rows, at_a_time), row_bytes), dtype=torch.uint8)
-    for first_row in range(0, num_rows, at_a_time):
-        rows = buffer[: num_rows - first_row]
-        reader.fill(rows.flatten().numpy().data, tensor.offset + first_row * row_bytes)
-        yield first_row, rows.view(tensor.dtype)
-
-
-def _bytes(reader: TensorReader, start: int, end: int) -> bytearray:
-    read = bytearray(end - start)
-    reader.fill(memoryview(read), start)
-    return read
+def _key(dtype: torch.dtype | None) -> str:
+    """Under which checksums in the dtype of use are kept, or in the files' own where that is None:
+    those of another function are others."""
+    return f"{'stored' if dtype is None else NAMES[dtype]} {bit_digest(torch.arange(9.0)):x}"

@@ -24,7 +24,10 @@ from scope_rt.collectives import Collectives
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.content_cache import ContentCache
+from scope_rt.models.file_contents import model_files, read_file
+from scope_rt.models.fingerprint import shard_digest
 from scope_rt.models.folder_contents import FolderContents
+from scope_rt.models.manifest import Manifest
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.registry import CODECS, TEXT_ENCODERS
 from scope_rt.models.shards import check_degree, shard_of, shards_of
@@ -46,6 +49,7 @@ class ModelFolder:
     config: CausalWanConfig
     weights: WeightFiles
     contents: FolderContents
+    manifest: Manifest | None
 
     @classmethod
     def open(cls, model: str | Path) -> Self:
@@ -69,6 +73,7 @@ class ModelFolder:
             config=config,
             weights=weights,
             contents=FolderContents(path, weights, cache=ContentCache.of(path)),
+            manifest=Manifest.read(path),
         )
 
     def fingerprint(self, dtype: torch.dtype | None = None) -> str:
@@ -76,12 +81,32 @@ class ModelFolder:
 
         The first call on a machine reads the folder; later ones look at sizes and times only (see
         `folder_contents`). With the `dtype` of use, that read gives `checksums` as well.
+
+        Raises:
+            FingerprintError: a file is not what the folder's manifest says.
         """
-        return self.contents.fingerprint(dtype)
+        fingerprint = self.contents.fingerprint(dtype)
+        if self.manifest is not None:
+            self.manifest.check(self.path, self.contents.sha256s())
+        return fingerprint
 
     def checksums(self, dtype: torch.dtype) -> dict[str, int]:
         """The checksum of every whole weight, in the dtype of use; kept as `fingerprint` is."""
         return self.contents.checksums(dtype)
+
+    def stored_digests(self, dtype: torch.dtype) -> dict[str, int]:
+        """What `digests_as_read` of all ranks' slices must add up to, by the same names.
+
+        The manifest says it; without one, what was there when the folder was first read.
+        """
+        first_read = {} if self.manifest is not None else self.contents.stored_digests(dtype)
+        digests = {}
+        for path, tensors in self.weights.by_file():
+            file = path.relative_to(self.path).as_posix()
+            named = {} if self.manifest is None else self.manifest.files[file].tensors
+            for name, tensor in tensors:
+                digests[f"{file}/{name}"] = named[tensor.name] if named else first_read[name]
+        return digests
 
     def transformer(
         self, group: Collectives, *, dtype: torch.dtype, device: torch.device
@@ -95,16 +120,27 @@ class ModelFolder:
             UserInputError: the heads do not divide, or a file cannot be read.
         """
         check_degree(self.config, group.size)
-        slices = {}
+        slices, as_read = {}, {}
         for path, tensors in self.weights.by_file():
+            file = path.relative_to(self.path).as_posix()
             with TensorReader(path) as reader:
                 for name, tensor in tensors:
-                    part = reader.read(tensor, shard_of(name, group))
+                    shard = shard_of(name, group)
+                    part = reader.read(tensor, shard)
+                    as_read[f"{file}/{name}"] = shard_digest(part, shard)
                     slices[name] = part.to(device, dtype)
-        return _with_slices(self.config, slices, group)
+        model = _with_slices(self.config, slices, group)
+        model.digests_as_read = as_read
+        return model
 
     def codec(self) -> VideoCodec:
-        """Load the codec, for ranks that decode. Raises UserInputError."""
+        """Load the codec, for ranks that decode.
+
+        Raises:
+            UserInputError: it cannot be loaded.
+            FingerprintError: its files are not what they were.
+        """
+        self._check_part("vae")
         return CODECS.load(self.path / "vae")
 
     def codec_sizes(self) -> CodecSizes:
@@ -112,12 +148,29 @@ class ModelFolder:
         return CODECS.sizes(self.path / "vae")
 
     def text_encoder(self) -> TextEncoder:
-        """Load the text encoder, for rank0. Raises UserInputError."""
+        """Load the text encoder, for rank0; raises what `codec` does."""
+        self._check_part("text_encoder")
         return TEXT_ENCODERS.load(self.path / "text_encoder")
 
     def text_sizes(self) -> TextSizes:
         """What the text encoder will be, from its configuration alone. Raises UserInputError."""
         return TEXT_ENCODERS.sizes(self.path / "text_encoder")
+
+    def _check_part(self, part: str) -> None:
+        """Read the files of a part and compare them: who loads them reads them whole, once."""
+        known = self.manifest or Manifest.of_sha256s(self.contents.kept_sha256s())
+        files = (path.relative_to(self.path).as_posix() for path in model_files(self.path / part))
+        try:
+            sha256s = {name: read_file(self.path / name).sha256 for name in files}
+        except (FileNotFoundError, NotADirectoryError):
+            return  # whoever loads it says what is missing
+        except OSError as error:
+            raise UserInputError(
+                f"cannot read {error.filename or self.path / part}: {error.strerror}; copy it again"
+            ) from error
+        known.check(
+            self.path, {name: sha256s[name] for name in sha256s.keys() & known.files.keys()}
+        )
 
     def check_parts(self) -> None:
         """Load codec and text encoder once, so that no rank is the first to find they cannot be.

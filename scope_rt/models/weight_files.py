@@ -130,7 +130,7 @@ class WeightFiles:
         if not paths:
             raise UserInputError(f"{folder} has no .safetensors file; copy the weights there")
         stored: dict[str, StoredTensor] = {}
-        for tensor in (tensor for path in paths for tensor in _tensors_of(path)):
+        for tensor in (tensor for path in paths for tensor in tensors_of(path)):
             if (other := stored.setdefault(tensor.name, tensor)) is not tensor:
                 raise UserInputError(
                     f"weight {tensor.name} is in {other.path} and in {tensor.path}; keep the files "
@@ -151,7 +151,7 @@ class WeightFiles:
             yield path, list(items)
 
 
-def _tensors_of(path: Path) -> Iterator[StoredTensor]:
+def tensors_of(path: Path) -> Iterator[StoredTensor]:
     """The tensors of one file, in the order of their bytes: the format leaves no gap between."""
     try:
         with path.open("rb") as raw, safe_open(path, "pt") as file:

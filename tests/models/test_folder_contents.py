@@ -15,7 +15,7 @@ from scope_contracts.errors import FingerprintError, UserInputError
 from scope_contracts.weights import check_loaded
 from scope_rt.bit_digest import bit_digest
 from scope_rt.collectives import SoloCollectives
-from scope_rt.models import content_cache, folder_contents, weight_files
+from scope_rt.models import content_cache, file_contents, folder_contents, weight_files
 from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
 from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.folder_contents import FolderContents
@@ -87,7 +87,7 @@ def test_fingerprint_and_checksums_take_one_read(
         fill(self, target, offset)
 
     monkeypatch.setattr(TensorReader, "fill", counted)
-    monkeypatch.setattr(folder_contents, "_PIECE_BYTES", 64)
+    monkeypatch.setattr(file_contents, "_PIECE_BYTES", 64)
     model = ModelFolder.open(folder)
     model.fingerprint(torch.float32)
     model.checksums(torch.float32)
@@ -122,9 +122,8 @@ def test_checksums_of_another_function_or_of_other_names_do_not_count(
 ) -> None:
     ModelFolder.open(folder).checksums(torch.float32)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            folder_contents, "bit_digest", lambda part, **place: bit_digest(part, **place) * 3
-        )
+        for module in (folder_contents, file_contents):
+            patch.setattr(module, "bit_digest", lambda part, **at: bit_digest(part, **at) * 3)
         folder_contents._key.cache_clear()
         other = ModelFolder.open(folder).checksums(torch.float32)
     folder_contents._key.cache_clear()

@@ -26,6 +26,7 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.instruments import Instruments
 from scope_rt.models.loading import EMBEDDED, ModelFolder
+from scope_rt.models.manifest import Manifest
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.text.words import SceneSpec
@@ -143,6 +144,7 @@ def equal_bytes_folder() -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         path = Path(shutil.copytree(embedded.path, folder, dirs_exist_ok=True))
         replace(recipe, window_frames=num_frames - recipe.sink_frames).save(path)
+        Manifest.of(path).write(path)
         yield path
 
 

@@ -7,6 +7,7 @@ from scope_contracts.errors import UserInputError, mismatch
 from scope_lab.tiny.train_dit import FRAMES_PER_BLOCK, WINDOW_CHUNKS
 from scope_lab.tiny.world import FRAMES_PER_SECOND, SIZE_PX
 from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder, embedded_folder
+from scope_rt.models.manifest import Manifest
 from scope_rt.models.recipe import Recipe
 from scope_rt.text.words import WordTextEncoder
 
@@ -52,4 +53,5 @@ def install(model: ModelFolder) -> Path:
     """Make `model` the embedded one of this installation; returns where it lies."""
     target = embedded_folder()
     shutil.copytree(model.path, target, dirs_exist_ok=True)
+    Manifest.of(target).write(target)
     return target

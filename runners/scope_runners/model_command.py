@@ -1,0 +1,85 @@
+"""`scope-rt model verify`: whether a model folder holds what somebody once vouched for."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scope_contracts.errors import UserInputError
+from scope_rt.models.content_cache import ContentCache
+from scope_rt.models.file_contents import MANIFEST_NAME
+from scope_rt.models.folder_contents import kept_sha256s
+from scope_rt.models.loading import EMBEDDED, embedded_folder
+from scope_rt.models.manifest import Difference, Manifest, refusal
+from scope_runners.wording import counted, printable
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `scope-rt model`."""
+    add = parser.add_argument
+    add("action", choices=["verify"], help="read every byte of a model folder and compare")
+    add("folder", metavar="FOLDER", help=f"a model folder, or {EMBEDDED}")
+    add(
+        "--write",
+        action="store_true",
+        help=f"vouch for what the folder holds now: write {MANIFEST_NAME} into it",
+    )
+    add("--json", action="store_true", help="print one JSON object instead")
+
+
+def run_model(namespace: argparse.Namespace) -> int:
+    """Compare, or write; returns the exit code.
+
+    Raises:
+        UserInputError: the folder cannot be read, or nothing is known to compare it with.
+        FingerprintError: a tensor or a file is not what it was; the first one is named.
+    """
+    folder = embedded_folder() if namespace.folder == EMBEDDED else Path(namespace.folder)
+    if not folder.is_dir():
+        raise UserInputError(f"model folder {str(folder)!r} does not exist; give a folder")
+    found = Manifest.of(folder)
+    if namespace.write:
+        print(f"written: {found.write(folder)}", file=sys.stderr)
+        return 0
+    known, source = Manifest.read(folder), MANIFEST_NAME
+    if known is None:
+        known, source = Manifest.of_sha256s(_first_read(folder)), "what was read at first use"
+    if not known.files:
+        raise UserInputError(
+            f"model folder {folder}: nothing is known to compare it with; vouch for what it holds "
+            f"now with scope-rt model verify {folder} --write"
+        )
+    differences = sorted(known.differences(found), key=lambda each: (each.file, each.tensor or ""))
+    text = _json(found, differences, source) if namespace.json else _table(found, differences)
+    print(text, flush=True)
+    if differences:
+        raise refusal(folder, differences[0])
+    return 0
+
+
+def _first_read(folder: Path) -> dict[str, str]:
+    cache = ContentCache.of(folder)
+    return {} if cache is None else kept_sha256s(folder, cache.load())
+
+
+def _table(found: Manifest, differences: Sequence[Difference]) -> str:
+    rows = []
+    for name in sorted({*found.files, *(each.file for each in differences)}):
+        of_file = [each for each in differences if each.file == name]
+        num_tensors = len(found.files[name].tensors) if name in found.files else 0
+        tensors = counted(num_tensors, "tensor") if num_tensors else ""
+        rows.append(f"{'NOT whole' if of_file else 'whole':<10} {tensors:>12}  {name}")
+        rows += [f"{'':<10} {'':>12}  {each}" for each in of_file]
+    return "\n".join(map(printable, rows))
+
+
+def _json(found: Manifest, differences: Sequence[Difference], source: str) -> str:
+    plain = {
+        "compared_with": source,
+        "files": {name: len(entry.tensors) for name, entry in found.files.items()},
+        "differences": [
+            {"file": each.file, "tensor": each.tensor, "what": each.what} for each in differences
+        ],
+    }
+    return json.dumps(plain, indent=2)
