@@ -188,10 +188,10 @@ class LogReader:
 
         Lengths are not believed: one that was changed may hide all that follows it.
         """
-        most_bytes = _FRAME.size + MAX_RECORD_BYTES
-        for piece in range(start, self._num_bytes, _SCAN_BYTES):
+        overlap = _FRAME.size + MAX_RECORD_BYTES
+        for piece in range(start, self._num_bytes, _SCAN_BYTES - overlap):
             self._file.seek(piece)
-            data = self._file.read(_SCAN_BYTES + most_bytes)
+            data = self._file.read(_SCAN_BYTES)
             for found in _RECORD_BEGINS.finditer(data, _FRAME.size):
                 body = data[found.start() : found.start() + MAX_RECORD_BYTES]
                 _, checksum = _FRAME.unpack_from(data, found.start() - _FRAME.size)
