@@ -18,6 +18,7 @@ from scope_rt.video.writer import VideoWriter
 from scope_runners import rank_group, show
 from scope_runners.break_it import stream
 from scope_runners.break_it.faults import Fault
+from scope_runners.break_it.instruments import FAULTS
 from scope_runners.main import main
 from tests.runners.streams import (
     SHORT,
@@ -116,6 +117,7 @@ def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_resumed(
     person.join()
     said = capfd.readouterr().err.splitlines()
     assert said[-1] == f"scope-rt: {out} is unfinished; add --resume to resume it"
+    monkeypatch.delenv(FAULTS)  # else `main` warns that it does not heed it
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
     assert capfd.readouterr().err.splitlines()[0] == "scope-rt: resuming at chunk 2; 2 are kept"
     assert num_frames(out) == 48
