@@ -40,6 +40,8 @@ class FaultPoint(StrEnum):
     """A generator rank, before it answers: `(PPResult, tensors)`."""
     COLLECTED = "collected"
     """Rank0 has received: `(PPResult, tensors)`."""
+    DECODED = "decoded"
+    """Rank0 has decoded a chunk: its frames."""
     EMIT = "emit"
     """Rank0 hands out a chunk: `Chunk`."""
     RECORD = "record"

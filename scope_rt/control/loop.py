@@ -188,7 +188,8 @@ class StreamLoop:
 
     def _decode(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
         with self._instruments.trace.span(f"decode {chunk_index}", track="decode"):
-            return self._decoder.decode(latents_BFCHW.float())
+            frames = self._decoder.decode(latents_BFCHW.float())
+        return self._instruments.faults.reach(FaultPoint.DECODED, chunk_index, frames)
 
     def _redeliver(self) -> Iterator[Chunk]:
         """After a restart: decode the tail again, and yield what the consumer lacks of it."""

@@ -3,7 +3,19 @@
 from collections.abc import Sequence
 
 from scope_contracts.errors import UserInputError
-from scope_runners.break_it.cases import consumers, data, envelopes, ranks, recompute, settings
+from scope_runners.break_it.cases import (
+    cached_rows,
+    consumers,
+    data,
+    derived,
+    envelopes,
+    one_rank_computes,
+    ranks,
+    recompute,
+    settings,
+    values,
+    weights,
+)
 from scope_runners.break_it.scenario import Case
 
 CASES: tuple[Case, ...] = tuple(
@@ -15,6 +27,11 @@ CASES: tuple[Case, ...] = tuple(
             *data.CASES,
             *ranks.CASES,
             *consumers.CASES,
+            *weights.CASES,
+            *cached_rows.CASES,
+            *derived.CASES,
+            *one_rank_computes.CASES,
+            *values.CASES,
         ),
         key=lambda case: case.number,
     )

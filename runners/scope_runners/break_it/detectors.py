@@ -48,6 +48,17 @@ class Detector(StrEnum):
     """All-reduces give the sum of what all ranks gave."""
     CANARY = "canary"
     """A fixed chunk gives the same bits every N chunks, on all ranks."""
+    """Weights are those of the checkpoint, at load and in rotation."""
+    DERIVED = "derived"
+    """Text K/V and modulations are what was computed, in rotation."""
+    ROWS = "rows"
+    """Cached rows are what was written, in rotation and before they are overwritten."""
+    REPLICATED = "replicated"
+    """After every chunk the generator ranks compare the noise they drew and their latents."""
+    NUMERICS = "numerics"
+    """The numeric settings of a process are those of its start, and those of the other ranks."""
+    VALUES = "values"
+    """Latents and pictures are what a model can compute."""
     HEARTBEAT = "heartbeat"
     """A rank that stops answering is named."""
     SLOW_RANK = "slow_rank"
@@ -108,6 +119,11 @@ _REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
         Detector.CACHED_ROWS: {"cached_rows": _nothing},
         Detector.REDUCED_SUMS: {"reduced_sums": _nothing},
         Detector.CANARY: {"canary": _nothing},
+        Detector.DERIVED: {"derived": _nothing},
+        Detector.ROWS: {"rows": _nothing},
+        Detector.REPLICATED: {"replicated": _nothing},
+        Detector.NUMERICS: {"numerics": _nothing, "same_numerics": _nothing},
+        Detector.VALUES: {"latents": _nothing, "picture": _nothing},
         Detector.HEARTBEAT: {"heartbeat": _nothing},
         Detector.SLOW_RANK: {"pace": _nothing},
     }

@@ -6,8 +6,10 @@ from enum import StrEnum
 from typing import Any
 
 from scope_contracts.envelope import PlanId
+from scope_contracts.integrity import IntegrityLevel
 from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
+from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.faults import Fault, at
 from scope_runners.break_it.job import ConsumerKind, Script
 from scope_runners.break_it.observation import LEFT, Observation
@@ -75,6 +77,8 @@ class Expected:
     names: Mapping[int, str] = field(default_factory=dict)
     """What a rank's message must say of the lost rank, by rank: a regular expression."""
     resumes: bool = False
+    most_wrong: int = 0
+    """Chunks that may be emitted wrong before it is found: what is verified in rotation."""
 
     @property
     def is_unharmed(self) -> bool:
@@ -127,6 +131,10 @@ class Case:
     description: str
     default_topology: Topology
     build: Callable[[Topology, Pace], Scenario | None]
+    level: IntegrityLevel | None = None
+    """Of a numeric fault, which is tried at each."""
+    layer: tuple[Detector, ...] = ()
+    """What finds a numeric fault; all of them must be disarmed to let it through."""
 
 
 SINGLE = Topology(plan_id=PlanId.SINGLE, tp_degree=1)

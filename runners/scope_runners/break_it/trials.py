@@ -37,6 +37,11 @@ TRIALS = (
     Trial(disarmed=(Detector.INPUT_DIGEST,), case="bit-flip/inputs"),
     Trial(disarmed=(Detector.FINGERPRINT,), case="weights/at-load"),
     Trial(disarmed=(Detector.FINGERPRINT,), case="weights/mid-stream"),
+    Trial(disarmed=(Detector.DERIVED,), case="text-noise/strict"),
+    Trial(disarmed=(Detector.ROWS,), case="rows-zeros/strict"),
+    Trial(disarmed=(Detector.REPLICATED,), case="noise-one-rank/default"),
+    Trial(disarmed=(Detector.NUMERICS, Detector.REPLICATED), case="precision/default"),
+    Trial(disarmed=(Detector.VALUES,), case="latents-repeated/default"),
     Trial(disarmed=(Detector.HEARTBEAT,), case="stop/follower"),
     Trial(disarmed=(Detector.SLOW_RANK,), case="slow-rank"),
 )

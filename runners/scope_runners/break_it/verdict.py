@@ -1,7 +1,8 @@
 """Observation is compared with expectation: a fault passes when it ended as it must, on every rank.
 
 Two outcomes outweigh every other: a run that had to be killed is a hang, and a chunk that is not
-bit for bit the chunk of a clean run is drift.
+bit for bit the chunk of a clean run is drift, unless the fault is one that is found within M chunks
+and it was found within them.
 """
 
 import re
@@ -64,6 +65,8 @@ class Result:
     """The errors of the ranks, in order."""
     detected_s: float | None = None
     """To the first error that was expected."""
+    detected_chunks: int | None = None
+    """The same in chunks: 0 where it was found with the chunk in which the fault happened."""
     error_s: tuple[float | None, ...] = ()
     """To the error of every rank."""
     num_chunks: int = 0
@@ -108,12 +111,13 @@ def judge(
         plan=str(topology.plan_id),
         tp=topology.tp_degree,
         expected=expected.headline,
-        verdict=_verdict(seen, wrong, complaints),
+        verdict=_verdict(expected, seen, wrong, complaints),
         is_unharmed=expected.is_unharmed,
         has_happened=has_happened,
         ends=tuple(seen.end_of(rank) for rank in range(seen.num_ranks)),
         sentences=tuple(f"rank {e.rank}: {e.error}: {e.text}" for e in seen.failures),
         detected_s=detected_s,
+        detected_chunks=_detected_chunks(seen, detection),
         error_s=tuple(error_s.get(rank) for rank in range(seen.num_ranks)),
         num_chunks=len(seen.emitted),
         num_wrong=len(wrong),
@@ -138,8 +142,10 @@ def not_run(case: Case, topology: Topology, why: str) -> Result:
     )
 
 
-def _verdict(seen: Observation, wrong: list[Event], complaints: list[str]) -> Verdict:
-    if wrong:
+def _verdict(
+    expected: Expected, seen: Observation, wrong: list[Event], complaints: list[str]
+) -> Verdict:
+    if len(wrong) > expected.most_wrong:
         return Verdict.DRIFTED
     if seen.is_hung:
         return Verdict.HUNG
@@ -157,6 +163,12 @@ def _detection(expected: Expected, seen: Observation) -> Event | None:
     """The first error that was expected of its rank."""
     hits = [failure for failure in seen.failures if failure.error in expected.ends[failure.rank]]
     return min(hits, key=lambda failure: failure.at_s, default=None)
+
+
+def _detected_chunks(seen: Observation, detection: Event | None) -> int | None:
+    """From the fault to the chunk that its error names."""
+    named = None if detection is None else re.search(r"\bchunk (\d+)", detection.text)
+    return int(named[1]) - seen.happened[0].chunk if named and seen.happened else None
 
 
 def _resumed_s(seen: Observation, detection: Event | None) -> float | None:
@@ -225,7 +237,7 @@ def _began_s(seen: Observation) -> float:
 def _chunk_complaints(expected: Expected, seen: Observation, wrong: list[Event]) -> list[str]:
     """Every chunk once, in order; a live hard cut may leave out what it dropped."""
     complaints = []
-    if wrong:
+    if len(wrong) > expected.most_wrong:
         complaints.append(f"wrong chunks: {[event.chunk for event in wrong]}")
     indices = [event.chunk for event in seen.emitted]
     cuts = [event.chunk for event in seen.of(EventKind.CUT)]

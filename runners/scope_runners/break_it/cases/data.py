@@ -59,7 +59,12 @@ def _altered_midstream(topology: Topology, pace: Pace) -> Scenario:
     rank = last_generator(topology)
     expected = refused_by(rank, topology, "FingerprintError")
     return broken_at(
-        topology, expected, rank=rank, point=FaultPoint.GENERATOR, action="alter_weight"
+        topology,
+        expected,
+        rank=rank,
+        point=FaultPoint.GENERATOR,
+        action="alter_weight",
+        shared={"SCOPE_INTEGRITY": "strict"},  # else it waits for its turn, as faults 24 and 25 do
     )
 
 

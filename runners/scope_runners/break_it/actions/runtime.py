@@ -1,4 +1,4 @@
-"""What a fault does to the value that passes its point; nothing here looks at anything else.
+"""What a rank, a message or a file suffers; nothing here looks beyond the value it is given.
 
 An action takes the value and returns the one to use in its place. It changes copies: what the rank
 itself holds stays as it was, unless that is what the action is about.

@@ -1,0 +1,67 @@
+"""A number that changes is found: in strict before a chunk is shown, by default within M chunks."""
+
+import pytest
+
+from scope_contracts.integrity import IntegrityLevel
+from scope_runners.break_it.catalogue import CASES, case_named
+from scope_runners.break_it.detectors import Detector
+from scope_runners.break_it.numeric import LEVELS, WITHIN
+from scope_runners.break_it.suite import Suite
+from scope_runners.break_it.table import rows
+from scope_runners.break_it.trials import Outcome, Trial
+from scope_runners.break_it.verdict import Verdict
+from tests.break_it.broken import Broken, said
+
+SAID = {
+    "weight-same-sum": "FingerprintError: chunk 3: rank 1: weight blocks.1.ffn.net.0.proj.weight",
+    "rows-flip": "IntegrityError: chunk 3: rank 1: cached rows of layer 1, latent frame 8, are not",
+    "text-next-prompt": "IntegrityError: chunk 3: rank 1: text values of layer 1 is not what",
+    "skipped-write": "IntegrityError: chunk 3: rank 1: cached rows of layer 1, latent frame 9, are",
+    "noise-one-rank": "IntegrityError: chunk 3: ranks 0, 1 computed different results",
+    "precision": "IntegrityError: chunk 3: rank 1: numeric settings changed: matmul_precision=",
+}
+"""What the rank that was changed says in strict."""
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_strict_shows_no_chunk_of_a_numeric_fault(broken: Broken, name: str) -> None:
+    result = broken(f"{name}/strict")
+    assert said(result, 1).startswith(SAID[name])
+    assert (result.num_chunks, result.detected_chunks) == (3, 0)
+
+
+@pytest.mark.parametrize("name", ["latents-nan", "latents-repeated", "picture-blank"])
+def test_what_no_model_computes_is_refused_by_rank0_at_any_level(broken: Broken, name: str) -> None:
+    result = broken(f"{name}/default")
+    assert said(result, 0).startswith("IntegrityError: chunk 3: ")
+    assert (result.num_chunks, result.detected_chunks) == (3, 0)
+
+
+@pytest.mark.parametrize("name", ["weight-flip", "modulation-swap"])
+def test_by_default_a_changed_state_is_found_within_m_chunks(suite: Suite, name: str) -> None:
+    result = suite.run(case_named(f"{name}/default"))
+    assert result.verdict is Verdict.PASSED, rows(result)
+    assert result.detected_chunks is not None
+    assert result.num_wrong <= result.detected_chunks < WITHIN
+
+
+@pytest.mark.parametrize(
+    ("detector", "name"),
+    [
+        (Detector.ROWS, "rows-zeros/strict"),
+        (Detector.REPLICATED, "noise-one-rank/default"),
+        (Detector.VALUES, "latents-repeated/default"),
+    ],
+)
+def test_without_its_layer_a_numeric_fault_is_shown(
+    suite: Suite, detector: Detector, name: str
+) -> None:
+    result = suite.trial(Trial(disarmed=(detector,), case=name))
+    assert (result.outcome, result.shows_it) == (Outcome.DRIFT, True)
+
+
+def test_every_numeric_fault_is_tried_at_both_levels_and_names_what_finds_it() -> None:
+    numeric = [case for case in CASES if case.level is not None]
+    names = {case.name.rpartition("/")[0] for case in numeric}
+    assert {case.name for case in numeric} == {f"{n}/{level}" for n in names for level in LEVELS}
+    assert IntegrityLevel.OFF not in LEVELS
