@@ -25,7 +25,7 @@ def run(*arguments: str) -> int:
 def test_every_fault_is_listed_with_what_it_breaks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {int(line[:2]) for line in lines} == set(range(1, 37))
+    assert {int(line[:2]) for line in lines} == set(range(1, 39))
     assert all(len(line.split(maxsplit=2)) == 3 and len(line) <= 120 for line in lines)
 
 
@@ -54,6 +54,9 @@ def test_every_name_stands_once_and_fits_its_column() -> None:
         (["--detectors", "no-such-fault"], "no fault is called 'no-such-fault'"),
         (["--detectors", "disk-full"], "no detector is tried on disk-full"),
         (["--detectors", "--disarm", "heartbeat"], "drop --disarm"),
+        (["--numeric", "--disarm", "rows"], "--numeric disarms each detector itself"),
+        (["--numeric", "disk-full"], "none of these faults changes numbers on this plan"),
+        (["rows-flip", "--kv-cache", "spiral"], "kv_cache"),
         (["1", "--model", "/nowhere"], "does not exist"),
         (["1", "--plan", "tp_v1_1", "--tp", "3"], "tp 3 does not divide the model's 4 heads"),
     ],
@@ -103,3 +106,15 @@ def test_a_fault_that_gets_through_on_a_users_plan_and_model_is_exit_code_1(
     assert bias["complaints"][0].startswith("rank 0: left, want ParityError")
     assert (cut["verdict"], cut["notes"]) == ("not run", ["not possible on this plan"])
     shutil.rmtree(Path(bias["folder"]).parent)
+
+
+def test_what_finds_a_numeric_fault_is_told_on_any_plan_and_cache(
+    suite: Suite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--plan", "single", "--kv-cache", "paged", "--model", str(suite.driver.model)]
+    assert main(["break-it", "--numeric", "rows-zeros", "noise-one-rank", *where]) == 0
+    *_, rule, row = capfd.readouterr().out.splitlines()
+    assert rule.startswith("|---|")
+    assert row.startswith("| 26 `rows-zeros` on single | `rows` | after ")
+    assert row.split("|")[4] == " after 0, 0 shown wrong "
+    assert "**drift**: " in row

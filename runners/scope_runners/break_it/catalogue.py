@@ -9,7 +9,9 @@ from scope_runners.break_it.cases import (
     data,
     derived,
     envelopes,
+    link,
     one_rank_computes,
+    origin,
     ranks,
     recompute,
     settings,
@@ -32,6 +34,8 @@ CASES: tuple[Case, ...] = tuple(
             *derived.CASES,
             *one_rank_computes.CASES,
             *values.CASES,
+            *link.CASES,
+            *origin.CASES,
         ),
         key=lambda case: case.number,
     )

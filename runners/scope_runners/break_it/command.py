@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
 
+from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.shards import check_degree
@@ -18,6 +19,7 @@ from scope_runners.arguments import positive, positive_number
 from scope_runners.break_it.catalogue import CASES, WHERE_MEASURED, chosen
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.driver import Driver, recomputing_copy
+from scope_runners.break_it.numeric_table import NumericResult, numeric_table
 from scope_runners.break_it.scenario import Case
 from scope_runners.break_it.suite import Suite
 from scope_runners.break_it.table import as_json, head, listing, rows, tally
@@ -42,6 +44,12 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
         "names, those of these faults",
     )
     add(
+        "--numeric",
+        action="store_true",
+        help="show what finds each fault of numbers, after how many chunks at each level of "
+        "integrity, and what happens without it; with names, for these faults",
+    )
+    add(
         "--disarm",
         action="append",
         default=[],
@@ -55,6 +63,11 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"one of {', '.join(RUNNABLE)} for all faults (default: what each is about)",
     )
     add("--tp", type=positive, help="TP degree with --plan (default: the plan's smallest)")
+    add(
+        "--kv-cache",
+        metavar="KIND",
+        help="of all streams, such as quantized:int8, paged, h2o or hierarchical (default: ring)",
+    )
     add(
         "--model",
         default=EMBEDDED,
@@ -87,6 +100,7 @@ def run_break_it(namespace: argparse.Namespace) -> int:
     cases = _cases(namespace)
     register_parts(namespace.parts)
     model, topology = ModelFolder.open(namespace.model), _topology(namespace)
+    kv_cache = namespace.kv_cache and str(CacheChoice.named(namespace.kv_cache))
     model.check_parts()
     for degree in {(topology or case.default_topology).tp_degree for case in cases}:
         check_degree(model.config, degree)
@@ -100,9 +114,11 @@ def run_break_it(namespace: argparse.Namespace) -> int:
             folder=folder,
             bound_s=namespace.bound,
         )
-        suite = Suite(driver=driver, topology=topology)
+        suite = Suite(driver=driver, topology=topology, kv_cache=kv_cache)
         if namespace.detectors:
             is_kept = not _run_trials(suite, cases, print_json=namespace.json)
+        elif namespace.numeric:
+            is_kept = not _run_numeric(suite, cases, print_json=namespace.json)
         else:
             is_kept = not _run_faults(suite, cases, namespace)
     finally:
@@ -112,9 +128,11 @@ def run_break_it(namespace: argparse.Namespace) -> int:
 
 
 def _cases(namespace: argparse.Namespace) -> tuple[Case, ...]:
-    if namespace.detectors and namespace.disarm:
-        raise UserInputError("--detectors disarms each detector itself; drop --disarm")
-    if namespace.all or (namespace.detectors and not namespace.faults):
+    disarms_itself = namespace.detectors or namespace.numeric
+    if disarms_itself and namespace.disarm:
+        option = "--detectors" if namespace.detectors else "--numeric"
+        raise UserInputError(f"{option} disarms each detector itself; drop --disarm")
+    if namespace.all or (disarms_itself and not namespace.faults):
         return CASES
     if not namespace.faults:
         raise UserInputError("name a fault or its number, or --all; --list shows them")
@@ -165,4 +183,16 @@ def _run_trials(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> b
             print(f"{result.trial}: {result.outcome}", file=sys.stderr, flush=True)
     plain = [asdict(result) for result in results]
     print(json.dumps(plain, indent=2) if print_json else detectors_table(results), flush=True)
+    return all(result.shows_it for result in results)
+
+
+def _run_numeric(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> bool:
+    """Change numbers at each level, and without what finds it; whether all ended as they must."""
+    results: list[NumericResult] = []
+    for result in suite.numeric(cases):
+        results.append(result)
+        if not print_json:
+            print(f"{result.fault}: {result.shows_it}", file=sys.stderr, flush=True)
+    plain = [asdict(result) for result in results]
+    print(json.dumps(plain, indent=2) if print_json else numeric_table(results), flush=True)
     return all(result.shows_it for result in results)

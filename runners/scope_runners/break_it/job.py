@@ -37,6 +37,7 @@ class Script:
     events: tuple[ScriptEvent, ...] = ()
     recomputes_always: bool = False
     """Whether the model is run as one that keeps its cache by recompute (R0a)."""
+    kv_cache: str = "ring"
 
     def with_events(self, *events: ScriptEvent) -> "Script":
         """The same stream with more that is scheduled."""

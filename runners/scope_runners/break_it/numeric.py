@@ -20,7 +20,6 @@ from scope_runners.break_it.scenario import (
     A_STREAM,
     FAULT_CHUNK,
     IN_ORDER,
-    NOTHING_SET,
     TP2,
     Case,
     Expected,
@@ -88,14 +87,16 @@ class NumericFault:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     point: FaultPoint = FaultPoint.GENERATOR
     on: Callable[[Topology], tuple[int, ...]] = one_rank
+    chunk: int = FAULT_CHUNK
+    levels: tuple[IntegrityLevel, ...] = LEVELS
+    """Those that find it."""
     takes_turns: bool = False
     """Whether the default verifies it in rotation."""
     topology: Topology = TP2
     script: Script = A_STREAM
-    shared: Mapping[str, str] = field(default_factory=lambda: NOTHING_SET)
 
     def cases(self) -> tuple[Case, ...]:
-        """One for each level."""
+        """One for each level that finds it."""
         return tuple(
             Case(
                 number=self.number,
@@ -106,7 +107,7 @@ class NumericFault:
                 level=level,
                 layer=self.layer,
             )
-            for level in LEVELS
+            for level in self.levels
         )
 
     def _build(self, level: IntegrityLevel, topology: Topology, pace: Pace) -> Scenario | None:
@@ -122,7 +123,7 @@ class NumericFault:
         faults = [
             at(
                 rank=rank,
-                chunk=FAULT_CHUNK,
+                chunk=self.chunk,
                 point=self.point,
                 action=self.action,
                 **self.arguments,
@@ -134,6 +135,6 @@ class NumericFault:
             topology=topology,
             expected=expected,
             faults=tuple(faults),
-            shared=integrity | {**self.shared},
+            shared=integrity,
             script=self.script,
         )

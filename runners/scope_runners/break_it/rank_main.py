@@ -63,6 +63,7 @@ def _stream(job: RankJob, environment: LaunchEnvironment, log: EventLog) -> None
         plan=job.differing_plan if differs else job.plan,
         tp=job.differing_tp if differs else job.tp,
         seed=SEED,
+        kv_cache=job.script.kv_cache,
         recompute=RecomputeMode.R0A if job.script.recomputes_always else None,
         log=job.recording,
         record_latents=job.records,

@@ -136,6 +136,11 @@ class Case:
     layer: tuple[Detector, ...] = ()
     """What finds a numeric fault; all of them must be disarmed to let it through."""
 
+    @property
+    def fault(self) -> str:
+        """The name without the level."""
+        return self.name if self.level is None else self.name.removesuffix(f"/{self.level}")
+
 
 SINGLE = Topology(plan_id=PlanId.SINGLE, tp_degree=1)
 TP2 = Topology(plan_id=PlanId.TP_V1_1, tp_degree=2)

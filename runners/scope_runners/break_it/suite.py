@@ -1,13 +1,15 @@
 """Every chosen fault is tried on its default topology, or on the one that was asked for."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import starmap
 
 from scope_contracts.errors import UserInputError
 from scope_rt.topology import Topology
 from scope_runners.break_it.catalogue import case_named
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.driver import Driver
+from scope_runners.break_it.numeric_table import NumericResult
 from scope_runners.break_it.observation import Observation
 from scope_runners.break_it.scenario import Case, Scenario
 from scope_runners.break_it.trials import TRIALS, Trial, TrialResult, judge_trial
@@ -21,6 +23,8 @@ class Suite:
 
     driver: Driver
     topology: Topology | None = None
+    kv_cache: str | None = None
+    """Of all streams, where one is given."""
 
     def run(self, case: Case, *, disarmed: tuple[Detector, ...] = ()) -> Result:
         """The row of one case."""
@@ -60,9 +64,37 @@ class Suite:
         chunk_s = self.driver.pace(scenario.topology).chunk_s
         return judge_trial(trial, armed=armed, disarmed=disarmed, seen=seen, chunk_s=chunk_s)
 
+    def numeric(self, cases: Collection[Case]) -> Iterator[NumericResult]:
+        """Those of these cases that are numeric and possible here, each at its levels, and without
+        the layer that finds it.
+
+        Raises:
+            UserInputError: there is none.
+        """
+        levels: dict[str, list[Case]] = {}
+        for case in cases:
+            if case.level is not None and self._scenario(case) is not None:
+                levels.setdefault(case.fault, []).append(case)
+        if not levels:
+            raise UserInputError("none of these faults changes numbers on this plan")
+        return starmap(self._numeric, levels.items())
+
+    def _numeric(self, fault: str, cases: list[Case]) -> NumericResult:
+        *others, strictest = cases
+        without = None
+        if strictest.layer:
+            without = self.trial(Trial(disarmed=strictest.layer, case=strictest.name))
+        strict = self.run(strictest) if without is None else without.armed
+        results = [*map(self.run, others), strict]
+        by_level = {case.level: each for case, each in zip(cases, results, strict=True)}
+        return NumericResult(fault=fault, by_level=by_level, without=without)
+
     def _scenario(self, case: Case) -> Scenario | None:
         topology = self.topology or case.default_topology
-        return case.build(topology, self.driver.pace(topology))
+        scenario = case.build(topology, self.driver.pace(topology))
+        if scenario is None or self.kv_cache is None:
+            return scenario
+        return replace(scenario, script=replace(scenario.script, kv_cache=self.kv_cache))
 
     def _try(
         self, case: Case, scenario: Scenario, disarmed: tuple[Detector, ...]

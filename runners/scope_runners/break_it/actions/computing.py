@@ -79,9 +79,8 @@ def _turn_output(generator: ChunkGenerator) -> ChunkGenerator:
 
 
 def _set_precision(generator: ChunkGenerator) -> ChunkGenerator:
-    """Products of matrices in bfloat16, as a library may set it for its whole process."""
+    """Products of matrices in bfloat16, where the processor has them, for the whole process."""
     torch.set_float32_matmul_precision("medium")
-    torch.set_autocast_enabled("cpu", True)
     return generator
 
 

@@ -10,9 +10,10 @@ from scope_runners.break_it.job import Script, ScriptEvent
 from scope_runners.break_it.numeric import NumericFault, refused_by_group, refused_there
 from scope_runners.break_it.scenario import FAULT_CHUNK, PP0, Expected
 
-NEXT_PROMPT = Script(events=(ScriptEvent(chunk=FAULT_CHUNK + 1, repeats_prompt=True),))
+UNSEEN_CHUNK = FAULT_CHUNK + 1
+"""Where the rotation of a short stream is at weights, not at what was derived from them."""
+NEXT_PROMPT = Script(events=(ScriptEvent(chunk=UNSEEN_CHUNK + 1, repeats_prompt=True),))
 """A stream whose text K/V are computed anew right after the fault."""
-_there = partial(refused_there, "IntegrityError")
 
 
 def _refused_alike(topology: Topology, level: IntegrityLevel) -> Expected:
@@ -22,58 +23,52 @@ def _refused_alike(topology: Topology, level: IntegrityLevel) -> Expected:
     return refused("IntegrityError", topology, level)
 
 
+_TEXT = partial(
+    NumericFault,
+    number=28,
+    layer=(Detector.DERIVED,),
+    refusal=partial(refused_there, "IntegrityError"),
+    action="damage_text",
+    takes_turns=True,
+)
+_MODULATION = partial(
+    NumericFault,
+    number=30,
+    layer=(Detector.DERIVED,),
+    refusal=_refused_alike,
+    action="damage_modulation",
+    takes_turns=True,
+    topology=PP0,
+)
+
 CASES = (
-    *NumericFault(
-        number=28,
+    *_TEXT(
         name="text-flip",
         description="one bit of the text values flips on one rank",
-        layer=(Detector.DERIVED,),
-        refusal=_there,
-        action="damage_text",
         arguments={"how": How.FLIP},
-        takes_turns=True,
     ).cases(),
-    *NumericFault(
-        number=28,
+    *_TEXT(
         name="text-noise",
         description="the text values are noisy on one rank",
-        layer=(Detector.DERIVED,),
-        refusal=_there,
-        action="damage_text",
         arguments={"how": How.NOISE},
-        takes_turns=True,
     ).cases(),
-    *NumericFault(
+    *_TEXT(
         number=29,
         name="text-next-prompt",
         description="the text values change, and a new prompt replaces them",
-        layer=(Detector.DERIVED,),
-        refusal=_there,
-        action="damage_text",
         arguments={"how": How.NOISE},
-        takes_turns=True,
+        levels=(IntegrityLevel.STRICT,),  # its turn never comes
+        chunk=UNSEEN_CHUNK,
         script=NEXT_PROMPT,
     ).cases(),
-    *NumericFault(
-        number=30,
+    *_MODULATION(
         name="modulation-flip",
         description="one bit of a step's modulation flips",
-        layer=(Detector.DERIVED,),
-        refusal=_refused_alike,
-        action="damage_modulation",
         arguments={"how": How.FLIP},
-        takes_turns=True,
-        topology=PP0,
     ).cases(),
-    *NumericFault(
-        number=30,
+    *_MODULATION(
         name="modulation-swap",
         description="two rows of a step's modulation change places",
-        layer=(Detector.DERIVED,),
-        refusal=_refused_alike,
-        action="damage_modulation",
         arguments={"how": How.SWAP},
-        takes_turns=True,
-        topology=PP0,
     ).cases(),
 )

@@ -2,49 +2,69 @@
 
 from functools import partial
 
+from scope_contracts.integrity import IntegrityLevel
+from scope_rt.topology import Topology
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.numeric import (
     NumericFault,
+    all_generators,
     one_of_several,
     refused_by_group,
     refused_there,
 )
+from scope_runners.break_it.scenario import PEER_LOST, Expected, refused_by
+
+
+def _refused_by_each(topology: Topology, level: IntegrityLevel) -> Expected:
+    """Each finds its own, or has just lost one that did."""
+    return refused_by(
+        topology.leader, topology, "IntegrityError", others=PEER_LOST | {"IntegrityError"}
+    )
+
+
+_OTHERWISE = partial(
+    NumericFault,
+    layer=(Detector.REPLICATED,),
+    refusal=partial(refused_by_group, "IntegrityError"),
+    on=one_of_several,
+)
+_PRECISION = partial(
+    NumericFault,
+    number=34,
+    action="set_precision",
+)
 
 CASES = (
-    *NumericFault(
+    *_OTHERWISE(
         number=31,
         name="noise-one-rank",
         description="one rank draws other noise before its second step",
-        layer=(Detector.REPLICATED,),
-        refusal=partial(refused_by_group, "IntegrityError"),
         action="draw_other_noise",
-        on=one_of_several,
     ).cases(),
-    *NumericFault(
+    *_OTHERWISE(
         number=32,
         name="sums-one-rank",
         description="all-reduces give one rank noisy sums",
-        layer=(Detector.REPLICATED,),
-        refusal=partial(refused_by_group, "IntegrityError"),
         action="add_to_sums",
         arguments={"seed": 1},
-        on=one_of_several,
     ).cases(),
-    *NumericFault(
+    *_OTHERWISE(
         number=33,
         name="output-one-rank",
         description="the last linear layer of one rank is off by a thousandth",
-        layer=(Detector.REPLICATED,),
-        refusal=partial(refused_by_group, "IntegrityError"),
         action="turn_output",
-        on=one_of_several,
     ).cases(),
-    *NumericFault(
-        number=34,
-        name="precision",
-        description="one rank multiplies matrices in bfloat16",
+    *_PRECISION(
+        name="precision-one",
+        description="one rank begins to multiply matrices in bfloat16",
         layer=(Detector.NUMERICS, Detector.REPLICATED),
         refusal=partial(refused_there, "IntegrityError"),
-        action="set_precision",
+    ).cases(),
+    *_PRECISION(
+        name="precision-all",
+        description="all ranks begin to multiply matrices in bfloat16",
+        layer=(Detector.NUMERICS,),
+        refusal=_refused_by_each,
+        on=all_generators,
     ).cases(),
 )
