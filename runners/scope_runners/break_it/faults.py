@@ -16,6 +16,10 @@ from scope_rt.faults import FaultPoint
 from scope_runners.break_it.actions import ACTIONS, RECALLING_ACTIONS
 
 Value = TypeVar("Value")
+DIES_LATER = "kill_in_message"
+"""The action after which a rank has a moment left, to send what comes before its death."""
+_DEATH_S = 60.0
+"""Longer than that moment, on any machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,7 @@ class InjectedFaults:
             fault.point: None for fault in self._faults if fault.action in RECALLING_ACTIONS
         }
         """What passed last at the points whose faults ask for it."""
+        self._is_dying = False
 
     def __str__(self) -> str:
         """Those of all ranks, for a person."""
@@ -116,11 +121,14 @@ class InjectedFaults:
         )
 
     def reach(self, point: FaultPoint, chunk: int, value: Value) -> Value:
+        if self._is_dying:
+            time.sleep(_DEATH_S)  # or a next message would follow the one that was cut off
         passing: Any = value
         for index, fault in enumerate(self._faults):
             if fault.point is point and chunk >= fault.chunk and self._times_left[index] > 0:
                 self._times_left[index] -= 1
                 self._tell(fault, chunk)
+                self._is_dying |= fault.action == DIES_LATER
                 if fault.action in RECALLING_ACTIONS:
                     recalling = RECALLING_ACTIONS[fault.action]
                     passing = recalling(passing, self._recalled[point], **fault.arguments)
