@@ -76,13 +76,21 @@ class StateAudit:
         self._parts: list[_Part] = []
         self._next = 0
 
-    def verify(self, chunk: int) -> None:
-        """Verify the next share, after `chunk` was computed; reads it once.
+    def verify_leaving(self, chunk: int) -> None:
+        """Verify what `chunk` is about to replace: it was in use, and nobody can tell later.
+
+        Raises:
+            IntegrityError: naming rank and tensor.
+        """
+        self._checks.derived(self._rank, chunk, self._derived.checksums, self._derived.now)
+
+    def verify(self, chunk: int, *, is_last: bool = False) -> None:
+        """Verify the next share, or all after the last chunk; `chunk` was computed. Reads it once.
 
         Raises:
             FingerprintError, IntegrityError: naming rank, and weight, tensor, or layer and frame.
         """
-        due = list(self._due())
+        due = self._all_parts() if is_last else list(self._due())
         for digests, check in (
             (self._weights, self._checks.weights),
             (self._derived, self._checks.derived),

@@ -67,7 +67,14 @@ class Verifier:
         self._ran_canary = False
 
     def begin(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
-        """Run the fixed chunk where it is due, which takes its own all-reduces; watch the next."""
+        """Verify what a prompt change replaces; run the fixed chunk where that is due, which takes
+        its own all-reduces; watch the chunk.
+
+        Raises:
+            IntegrityError: naming the rank and what is wrong.
+        """
+        if envelope.reset_crossattn_cache:
+            self._state.verify_leaving(envelope.chunk_index)
         self._ran_canary = self._canary.is_due(envelope.chunk_index)
         if self._ran_canary:
             self._canary.run()
@@ -92,3 +99,11 @@ class Verifier:
             expected_canary=self._canary.expected if self._ran_canary else "",
             sums=self._arithmetic.report(),
         )
+
+    def close(self, chunk: int) -> None:
+        """Verify all state once more after the last chunk: no later one would.
+
+        Raises:
+            FingerprintError, IntegrityError: naming the rank and what is wrong.
+        """
+        self._state.verify(chunk, is_last=True)

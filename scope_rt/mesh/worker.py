@@ -109,8 +109,14 @@ class Worker:
         return faults.reach(FaultPoint.RESULT, chunk, (result, out))
 
     def stop(self, envelope: PPEnvelope) -> None:
-        """Accept a shutdown; what comes after it is refused."""
+        """Accept a shutdown; what comes after it is refused.
+
+        Raises:
+            IntegrityError: what this rank holds has changed since it was verified last.
+        """
         self._lifecycle = self._entered(envelope)
+        if self._verifier is not None:
+            self._verifier.close(self.chunk_index)
 
     @property
     def chunk_index(self) -> int:

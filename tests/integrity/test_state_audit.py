@@ -7,11 +7,14 @@ import torch
 from torch import nn
 
 from scope_contracts.errors import FingerprintError, IntegrityError
+from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
 from scope_rt.models.causal_wan import Modulation, TextKV
 from scope_rt.models.generator import ChunkGenerator
-from tests.integrity.corruption import Change, flip_bit, stored_rows, stream, swap_rows
+from scope_rt.session import ScheduledEvent, StreamSession
+from tests.integrity.corruption import PROMPT, Change, flip_bit, stored_rows, stream, swap_rows
 
 AT, WITHIN = 4, 6
 """The chunk before which something is changed, and M in the tests of the default."""
@@ -104,6 +107,17 @@ def test_by_default_a_changed_state_is_found_within_m_chunks(
 ) -> None:
     num_chunks = AT + WITHIN + 2
     assert shown_until_found(change, num_chunks=num_chunks, verify_within=WITHIN) <= WITHIN
+
+
+def test_text_that_changed_is_found_before_another_prompt_replaces_it() -> None:
+    config, shown = StreamConfig.of(), list[int]()
+    change = Change(FaultPoint.GENERATOR, 1, replace_text)
+    with StreamSession(config, instruments=Instruments(faults=change)) as session:
+        schedule = [ScheduledEvent(chunk_index=3, prompt="a green triangle")]
+        with pytest.raises(IntegrityError, match="chunk 3: rank 0: text values of layer 0"):
+            for chunk in session.stream(PROMPT, num_chunks=6, schedule=schedule):
+                shown.append(chunk.chunk_index)
+    assert shown == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["quantized:int8", "quantized:int4", "paged", "hierarchical"])

@@ -57,7 +57,6 @@ CASES = (
         name="text-next-prompt",
         description="the text values change, and a new prompt replaces them",
         arguments={"how": How.NOISE},
-        levels=(IntegrityLevel.STRICT,),  # its turn never comes
         chunk=UNSEEN_CHUNK,
         script=NEXT_PROMPT,
     ).cases(),
