@@ -13,11 +13,13 @@ __all__ = [
     "Ack",
     "Chunk",
     "ContractError",
+    "IntegrityError",
     "Interpolation",
     "LinkError",
     "ParityError",
     "Receipt",
     "RecordingError",
+    "Retraction",
     "ScheduledEvent",
     "ScopeError",
     "SnapshotError",
@@ -33,6 +35,7 @@ __all__ = [
 if TYPE_CHECKING:
     from scope_contracts.errors import (
         ContractError,
+        IntegrityError,
         LinkError,
         ParityError,
         RecordingError,
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
         SnapshotError,
         UserInputError,
     )
+    from scope_contracts.retraction import Retraction
     from scope_rt.config import StreamConfig
     from scope_rt.control.chunk import Chunk
     from scope_rt.control.inbox import Ack, Receipt
@@ -52,6 +56,7 @@ _MODULES = {
     "Chunk": "scope_rt.control.chunk",
     "Interpolation": "scope_rt.control.transition",
     "Receipt": "scope_rt.control.inbox",
+    "Retraction": "scope_contracts.retraction",
     "ScheduledEvent": "scope_rt.session",
     "StreamConfig": "scope_rt.config",
     "StreamSession": "scope_rt.session",

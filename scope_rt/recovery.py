@@ -196,6 +196,13 @@ class Recovery:
         events = history.scheduled
         later = [self._directive_of(e) for e in events if e.chunk_index >= point.first_scheduled]
         point = point.with_schedule(later)
+        next_chunk = point.counts.next_chunk_index
+        if history.is_suspect(next_chunk=next_chunk, log_offset=header.log_offset):
+            raise UserInputError(
+                f"the snapshot {folder} has chunks that were retracted after it was saved, and "
+                f"nothing is made from those; to start anew, delete {folder} and {log}"
+            )
+        history.forget(next_chunk)
         return Resumed(log=log, history=history, point=point, log_offset=header.log_offset)
 
     def _directive_of(self, event: Scheduled) -> ScheduledDirective:

@@ -13,6 +13,7 @@ from typing import Self
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Closed, Scheduled
+from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive, Receipt, ScheduledDirective
@@ -166,6 +167,16 @@ class StreamSession:
         return None if point is None else point.counts.next_chunk_index
 
     @property
+    def retractions(self) -> tuple[Retraction, ...]:
+        """Chunks that an earlier process showed and that may be wrong, where this session resumed
+        its stream.
+
+        Whoever holds chunks from `resumed_at_chunk` on drops them, and counts only the others as
+        acknowledged: they are made again, with the same indices and a later epoch.
+        """
+        return () if self.history is None else tuple(self.history.retractions)
+
+    @property
     def num_acknowledged_before(self) -> int:
         """Chunks that the consumer had acknowledged at the resume point; it must hold them."""
         point = None if self._recovery is None else self._recovery.resume_point
@@ -209,6 +220,8 @@ class StreamSession:
                 closed; nothing was started, and an earlier stream's files are as they were.
             SnapshotError: an earlier stream's snapshot cannot be removed; nothing was started.
             LinkError: while it is iterated: a rank was lost; its name and the chunk are in it.
+            IntegrityError: while it is iterated: something was computed wrong; `retraction` names
+                the chunks that were yielded since the last good check.
         """
         if self._spans is not None:
             raise UserInputError("this session is closed; open a new one to stream again")
@@ -353,6 +366,7 @@ class StreamSession:
             cache=setup.cache_spec,
             feedback=self._feedback,
             values=setup.value_rules,
+            verify_within=setup.verify_within,
         )
         return StreamLoop(
             Planner(settings=setup.settings),

@@ -177,6 +177,12 @@ class StreamSetup:
         return ValueRules(latent_limit=self.recipe.latent_limit)
 
     @property
+    def verify_within(self) -> int:
+        """M: all state is verified within so many chunks; 1 is with every chunk."""
+        integrity = self.config.integrity
+        return 1 if integrity.level is IntegrityLevel.STRICT else integrity.verify_within
+
+    @property
     def settings(self) -> StreamSettings:
         """What the planner puts into every envelope."""
         return StreamSettings(

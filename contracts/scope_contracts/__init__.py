@@ -50,6 +50,7 @@ from scope_contracts.geometry import PATCH_SIZE, ChunkGeometry
 from scope_contracts.lifecycle import CacheState, Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys, ScalarDigest, compare, compare_digests
 from scope_contracts.preflight import preflight
+from scope_contracts.retraction import Retraction
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.tp_names import CANONICAL_BY_TP, from_tp, to_tp
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_envelope, decode_result, encode
@@ -96,6 +97,7 @@ __all__ = [
     "PlanId",
     "PreflightError",
     "RecordingError",
+    "Retraction",
     "ScalarDigest",
     "ScopeError",
     "SlowRankError",

@@ -5,7 +5,10 @@ Errors with a runbook carry its name, and their text ends by pointing at it.
 """
 
 import reprlib
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from scope_contracts.retraction import Retraction
 
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 120
@@ -100,6 +103,8 @@ class IntegrityError(ScopeError):
     """Numbers or state are not what they must be. Chunks since the last good check are suspect."""
 
     runbook: ClassVar[str | None] = "drift"
+    retraction: "Retraction | None" = None
+    """Rank0: the chunks that were shown and are suspect; None where there are none."""
 
 
 class FingerprintError(IntegrityError, ParityError):

@@ -12,6 +12,7 @@ from typing import ClassVar
 from scope_contracts.envelope import ENVELOPE_VERSION, PlanId, PPEnvelope
 from scope_contracts.errors import FieldError, VersionError, WireError, mismatch
 from scope_contracts.plain import PlainRules, from_plain, to_plain
+from scope_contracts.retraction import Retraction
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain
 
@@ -38,6 +39,7 @@ class RecordKind(StrEnum):
     SEGMENT = "segment"
     DURABLE = "durable"
     PUBLISHED = "published"
+    RETRACTED = "retracted"
     FAILED = "failed"
     CLOSED = "closed"
 
@@ -256,6 +258,15 @@ class Published(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retracted(Record):
+    """Chunks whose records stand before this one are suspect; whoever resumes makes them again."""
+
+    kind: ClassVar = RecordKind.RETRACTED
+
+    retraction: Retraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Record):
     """An error ended the stream after `chunk_index` was planned (-1: before any was)."""
 
@@ -276,7 +287,7 @@ _KINDS: dict[str, type[Record]] = {
     kind.kind: kind
     for kind in (
         *(Opened, Begun, Scheduled, Control, Planned, Finished, Dropped),
-        *(Segment, Durable, Published, Failed, Closed),
+        *(Segment, Durable, Published, Retracted, Failed, Closed),
     )
 }
 

@@ -63,6 +63,12 @@ class Delivery:
         while self.pending and self.num_acknowledged < acknowledged:
             self.pending.popleft()
 
+    def retract(self, num_chunks: int) -> None:
+        """The newest chunks count as never delivered: they will be made again."""
+        self.num_delivered -= num_chunks
+        for _ in range(min(num_chunks, len(self.pending))):
+            self.pending.pop()
+
     def missing(self) -> tuple[Arrived, ...]:
         """After a restart: the pending chunks that the consumer lacks, oldest first.
 

@@ -1,10 +1,12 @@
 """What rank0 does, as records of the stream log."""
 
 import time
+from dataclasses import replace
 from hashlib import sha256
 
 from scope_contracts.envelope import LATENTS_OUT, PPEnvelope
-from scope_contracts.log_records import Control, Dropped, Failed, Finished, Planned
+from scope_contracts.log_records import Control, Dropped, Failed, Finished, Planned, Retracted
+from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive
 from scope_rt.tensors import bytes_of, spec_of
@@ -63,8 +65,17 @@ def dropped_record(envelope: PPEnvelope) -> Dropped:
     )
 
 
+def retracted_record(retraction: Retraction) -> Retracted:
+    """Chunks that were shown are suspect."""
+    reason = _recordable(retraction.reason)
+    return Retracted(at_s=time.time(), retraction=replace(retraction, reason=reason))
+
+
 def failed_record(chunk_index: int, error: BaseException) -> Failed:
     """`error` ends the stream after `chunk_index` was planned."""
-    text = f"{type(error).__name__}: {error}"[:_MOST_ERROR_CHARACTERS]
-    text = text.encode(errors="replace").decode()
+    text = _recordable(f"{type(error).__name__}: {error}")
     return Failed(at_s=time.time(), chunk_index=chunk_index, error=text)
+
+
+def _recordable(text: str) -> str:
+    return text[:_MOST_ERROR_CHARACTERS].encode(errors="replace").decode()

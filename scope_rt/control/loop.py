@@ -1,24 +1,26 @@
 """THE loop: plan and send; receive; decode; log and save; yield.
 
 A result of an older epoch is never decoded and never yielded. What a restart needs is saved before
-a chunk is handed out, so none is yielded twice and none is skipped.
+a chunk is handed out, so none is yielded twice and none is skipped. After an error of integrity,
+what is saved is verified: chunks that were handed out and are not are retracted and planned again.
 """
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from torch import Tensor
 
-from scope_contracts.errors import ScopeError, UserInputError
+from scope_contracts.errors import IntegrityError, ScopeError, UserInputError
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.delivery import Delivery
 from scope_rt.control.inbox import ControlInbox, Directive, Taken
-from scope_rt.control.log_entries import finished_record
+from scope_rt.control.log_entries import finished_record, retracted_record
 from scope_rt.control.pipeline import Pipeline, Stages
 from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
-from scope_rt.control.resume_point import ResumePoint, ResumePoints, resume_point
+from scope_rt.control.resume_point import ResumePoint, ResumePoints, point_of_cut, resume_point
 from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
@@ -83,6 +85,7 @@ class StreamLoop:
         """
         self._delivery.begin()
         self._pipeline.delivered()
+        self._pipeline.unverified.begin()
         self._is_rebuilt = True
 
     def run(
@@ -96,6 +99,9 @@ class StreamLoop:
 
         Raises:
             UserInputError: at `next`: a later call has taken this one's place.
+            IntegrityError: at `next`: something was computed wrong; its `retraction` names the
+                chunks that were yielded since the last good check.
+            LinkError, ContractError, LifecycleError, ParityError, SnapshotError: as `Pipeline`.
         """
         self._num_runs += 1
         return self._run(self._num_runs, num_chunks, acknowledged)
@@ -105,9 +111,10 @@ class StreamLoop:
     ) -> Iterator[Chunk]:
         self._check_is_newest(number)
         self._delivery.ask(num_chunks, acknowledged)
-        for chunk in self._chunks():
-            yield chunk
-            self._check_is_newest(number)
+        with self._retracting():
+            for chunk in self._chunks():
+                yield chunk
+                self._check_is_newest(number)
 
     def _check_is_newest(self, number: int) -> None:
         if number != self._num_runs:
@@ -134,7 +141,32 @@ class StreamLoop:
         """Receive what is in flight, which cannot be stopped, and tell the mesh to end."""
         self._is_closed = True
         self.inbox.close()
-        self._pipeline.close()
+        with self._retracting():
+            self._pipeline.close()
+
+    @contextmanager
+    def _retracting(self) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError as error:
+            self._retract(error)
+            raise
+
+    def _retract(self, error: IntegrityError) -> None:
+        """Retract what is unverified, and save where the stream continues without it."""
+        unverified = self._pipeline.unverified
+        error.retraction = unverified.retraction(str(error.args[0]))
+        if error.retraction is not None:
+            self._log.append(retracted_record(error.retraction))
+        if unverified.trusts_context or not unverified.sent:
+            return
+        num_retracted = unverified.num_shown_again
+        self._delivery.retract(num_retracted)
+        self._tail = self._tail.without_newest(num_retracted)
+        if self._resume_points is not None:
+            scheduled = self.inbox.scheduled()
+            point = point_of_cut(self._pipeline, self._delivery, self._tail, scheduled)
+            self._resume_points.save(point, log_offset=self._log.offset)
 
     def _refill(self) -> None:
         """Send as many chunks as have room and will be wanted."""
@@ -176,6 +208,7 @@ class StreamLoop:
         self._pipeline.decoded(arrived.envelope.chunk_index, frames)
         chunk = arrived.shown(frames, decode_ms=(time.perf_counter_ns() - start_ns) / 1e6)
         self._delivery.add(arrived)
+        self._pipeline.unverified.add_shown(chunk.chunk_index, chunk.cache_epoch)
         self._tail = self._tail.followed_by(
             TailChunk(start_frame=arrived.envelope.current_start_frame, latents=arrived.latents),
             sinks=self._stages.context.sinks,

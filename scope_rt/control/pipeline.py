@@ -30,6 +30,7 @@ from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.parity import ScalarDigest
 from scope_rt.control.chunk import Arrived
 from scope_rt.control.context import ContextMemory
+from scope_rt.control.in_flight import InFlight
 from scope_rt.control.inbox import Directive
 from scope_rt.control.log_entries import (
     control_records,
@@ -37,6 +38,7 @@ from scope_rt.control.log_entries import (
     planned_record,
 )
 from scope_rt.control.position import Position
+from scope_rt.control.unverified import Unverified
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.feedback import Feedback, own_latents
@@ -99,20 +101,8 @@ class Stages:
     feedback: Feedback = own_latents
     values: ValueRules | None = None
     """What latents and pictures must be; None verifies neither."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFlight:
-    """A chunk that was sent."""
-
-    envelope: PPEnvelope
-    prompt: str
-    plan_ms: float
-    before: Position
-    """Where planning was, should this chunk have to be planned again."""
-    directive: Directive
-    state_digest: bytes
-    """What the mesh must have run, and where its cache must be after it."""
+    verify_within: int = 1
+    """M: a chunk is verified with the M - 1 after it; 1 is when it is shown."""
 
 
 class _Received(Enum):
@@ -139,6 +129,7 @@ class Pipeline:
         self.position = position
         """Where planning is: after the last chunk that was sent."""
         self.in_flight: deque[InFlight] = deque()
+        self.unverified = Unverified(stages.verify_within)
         self.is_midway = False
         """Whether an error left the mesh in the middle of a chunk, where nothing can end it."""
         self._stages, self._max_in_flight = stages, max_in_flight
@@ -203,27 +194,27 @@ class Pipeline:
         for record in control_records(envelope.chunk_index, directive):
             self._log.append(record)
         self._log.append(planned_record(envelope))
+        indices = stages.cache.indices_at(lifecycle.cache_end_frame)
+        if CONDITIONING_EMBEDS in tensors:
+            self._text_digest = digest_of(tensors[CONDITIONING_EMBEDS])
+        digest = ScalarDigest.of(envelope, indices, conditioning=self._text_digest)
+        assert following.text is not None
+        sent = InFlight(
+            envelope=envelope,
+            prompt=following.text.prompt,
+            plan_ms=plan_ms,
+            before=self.position,
+            directive=directive,
+            state_digest=digest.hash(),
+        )
+        self.unverified.add_sent(sent)  # rank0 may generate it here and now, and find an error
         with self._midway():
             messages = faults.reach(FaultPoint.SENDING, envelope.chunk_index, [(envelope, tensors)])
             for message in messages:
                 stages.mesh.submit(*message)
         if directive.drop_in_flight:
             self._first_epoch = envelope.cache_epoch
-        if CONDITIONING_EMBEDS in tensors:
-            self._text_digest = digest_of(tensors[CONDITIONING_EMBEDS])
-        indices = stages.cache.indices_at(lifecycle.cache_end_frame)
-        digest = ScalarDigest.of(envelope, indices, conditioning=self._text_digest)
-        assert following.text is not None
-        self.in_flight.append(
-            InFlight(
-                envelope=envelope,
-                prompt=following.text.prompt,
-                plan_ms=plan_ms,
-                before=self.position,
-                directive=directive,
-                state_digest=digest.hash(),
-            )
-        )
+        self.in_flight.append(sent)
         self.position, self._lifecycle = following, lifecycle
         return envelope
 

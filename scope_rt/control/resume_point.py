@@ -1,12 +1,13 @@
 """All that rank0 must know to resume a stream is one value, small enough to save every chunk."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from scope_contracts.envelope import PPEnvelope
 from scope_rt.control.chunk import Arrived
 from scope_rt.control.delivery import Delivery
+from scope_rt.control.in_flight import InFlight
 from scope_rt.control.inbox import Conditioning, ScheduledDirective
 from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.planner import Planner, StreamSettings
@@ -109,11 +110,59 @@ def resume_point(
     """Where a restarted rank0 would continue: before the first chunk that has not arrived."""
     lost = pipeline.lost_by_a_restart
     position = lost[0].before if lost else pipeline.position
-    planner = position.planner
-    asked_again = tuple(
-        ScheduledDirective(chunk_index=sent.envelope.chunk_index, directive=sent.directive)
-        for sent in lost
+    asked_again = _asked_again(lost)
+    first = pipeline.position.planner.next_chunk_index
+    return _point_at(position, delivery, tail, asked_again, first_scheduled=first, later=later)
+
+
+def point_of_cut(
+    pipeline: Pipeline,
+    delivery: Delivery,
+    tail: StreamTail,
+    later: tuple[ScheduledDirective, ...],
+) -> ResumePoint:
+    """Where a restarted rank0 continues by a hard cut: before the oldest unverified chunk.
+
+    What was asked for there and later is asked for again. The cut's epoch is above all before it,
+    so that no chunk has the index and the epoch of one that was retracted. `delivery` and `tail`
+    hold verified chunks only, for a consumer that lacks some of them; the cut discards the context.
+
+    To continue without a cut, the cache would be rebuilt from the latents before that chunk. They
+    would have to be kept in memory for M chunks longer (`StreamTail`), and their rebuilt chunks be
+    told from the retracted ones, of the same index and epoch, by something else.
+    """
+    unverified = pipeline.unverified.sent
+    position = unverified[0].before
+    epoch = max(position.planner.cache_epoch, pipeline.position.planner.cache_epoch)
+    first, *others = _asked_again(unverified)
+    cut = replace(first, directive=replace(first.directive, hard_cut=True))
+    return _point_at(
+        replace(position, planner=replace(position.planner, cache_epoch=epoch)),
+        delivery,
+        tail,
+        (cut, *others),
+        first_scheduled=unverified[-1].envelope.chunk_index + 1,
+        later=later,
     )
+
+
+def _asked_again(sent: Sequence[InFlight]) -> tuple[ScheduledDirective, ...]:
+    return tuple(
+        ScheduledDirective(chunk_index=each.envelope.chunk_index, directive=each.directive)
+        for each in sent
+    )
+
+
+def _point_at(
+    position: Position,
+    delivery: Delivery,
+    tail: StreamTail,
+    asked_again: tuple[ScheduledDirective, ...],
+    *,
+    first_scheduled: int,
+    later: tuple[ScheduledDirective, ...],
+) -> ResumePoint:
+    planner = position.planner
     return ResumePoint(
         counts=PlannedCounts(
             next_call_id=planner.next_call_id,
@@ -125,7 +174,7 @@ def resume_point(
         conditioning=position.text,
         transition=position.transition,
         asked_again=asked_again,
-        first_scheduled=pipeline.position.planner.next_chunk_index,
+        first_scheduled=first_scheduled,
         later=later,
         num_acknowledged=delivery.num_acknowledged,
         pending=tuple(

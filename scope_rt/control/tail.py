@@ -41,6 +41,10 @@ class StreamTail:
             num_frames -= chunks[first].latents.shape[1]
         return replace(self, chunks=chunks[first:])
 
+    def without_newest(self, num_chunks: int) -> "StreamTail":
+        """Without the newest chunks; a hard cut follows, which needs no `sinks`."""
+        return StreamTail(chunks=self.chunks[: max(0, len(self.chunks) - num_chunks)])
+
     def replay(self, decoder: StreamingDecoder, context: ContextMemory) -> Iterator[Tensor]:
         """Decode the chunks again: yields the frames, uint8 `[B, T, H, W, 3]`, of each in turn.
 

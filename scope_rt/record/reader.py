@@ -25,9 +25,11 @@ from scope_contracts.log_records import (
     Planned,
     Published,
     Record,
+    Retracted,
     Scheduled,
     Segment,
 )
+from scope_contracts.retraction import Retraction
 from scope_rt.file_digest import FileDigest
 
 
@@ -57,6 +59,8 @@ class StreamHistory:
     durable: dict[int, Durable] = field(default_factory=dict)
     published: FileDigest | None = None
     """What the joined video held when it was given its name."""
+    retractions: list[Retraction] = field(default_factory=list)
+    """Chunks that were shown and may be wrong; a restart since has made them again."""
     failures: list[Failed] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     num_lost: int = 0
@@ -68,6 +72,8 @@ class StreamHistory:
     damage: ContractError | None = None
     """Why nothing after the last record could be read, where no crash explains it."""
     _last_at_s: float = 0.0
+    _retracted_at: int = 0
+    """The byte at which the newest retraction begins."""
 
     @property
     def num_starts(self) -> int:
@@ -120,16 +126,34 @@ class StreamHistory:
                 self.durable[index] = record
             case Published():
                 self.published = FileDigest(num_bytes=record.num_bytes, blake2b=record.digest)
+            case Retracted(retraction=retraction):
+                self.retractions.append(retraction)
+                self._retracted_at = self.num_bytes
             case Failed():
                 self.failures.append(record)
             case Closed():
                 self.closed = True
         self._last_at_s = record.at_s
 
+    def is_suspect(self, *, next_chunk: int, log_offset: int) -> bool:
+        """Whether a snapshot before `next_chunk` and byte `log_offset` of the log has chunks that
+        were retracted after it was saved."""
+        if not self.retractions or self._retracted_at < log_offset:
+            return False
+        return self.retractions[-1].first_chunk < next_chunk
+
+    def is_retracted(self, chunk: Finished) -> bool:
+        """Whether this chunk may be wrong, and none was made in its place."""
+        return any(each.covers(chunk.chunk_index, chunk.cache_epoch) for each in self.retractions)
+
     def _resume(self, first: int, *, gap_s: float) -> None:
-        """Forget what is planned again; a stream that starts over forgets all."""
+        """A stream that starts over forgets all."""
         causes = tuple(self.last_failures)
         self.restarts.append(Restart(chunk_index=max(0, first), gap_s=gap_s, causes=causes))
+        self.forget(first)
+
+    def forget(self, first: int) -> None:
+        """Forget the chunks from `first` on, which are planned again."""
         self.num_lost += sum(index >= first for index in self.envelopes)
         self.controls = [control for control in self.controls if control.chunk_index < first]
         self.envelopes = {i: envelope for i, envelope in self.envelopes.items() if i < first}

@@ -27,6 +27,7 @@ from scope_contracts.log_records import (
     Planned,
     Published,
     Record,
+    Retracted,
     Segment,
 )
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
@@ -283,7 +284,7 @@ def _reason(error: OSError | ContractError) -> str:
     return str(error.strerror if isinstance(error, OSError) else error)
 
 
-_WRITTEN_AT_ONCE = (Segment, Durable, Published, Failed, Closed)
+_WRITTEN_AT_ONCE = (Segment, Durable, Published, Retracted, Failed, Closed)
 _MOST_WAITING = 64
 """Records that may wait for the disk: memory is bounded where nobody asks for `offset`."""
 _CLOSE_TIMEOUT_S = 1.0

@@ -1,0 +1,215 @@
+"""After an error of integrity nothing is made from what is not verified, and nobody keeps it
+unknowingly; after a loss the stream continues from its context."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scope_contracts.envelope import LATENTS_OUT
+from scope_contracts.errors import IntegrityError, PeerLostError, ScopeError, UserInputError
+from scope_contracts.retraction import Retraction
+from scope_rt.config import StreamConfig
+from scope_rt.control.chunk import Chunk
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
+from scope_rt.models.generator import ChunkGenerator
+from scope_rt.record.reader import read_history
+from scope_rt.record.snapshot import SnapshotStore
+from scope_rt.session import ScheduledEvent, StreamSession
+from tests.integrity.corruption import PROMPT, Change, flip_bit
+
+NUM_CHUNKS, WITHIN = 12, 4
+AT = 6
+"""The chunk at which something is changed."""
+NEW_PROMPT = ScheduledEvent(chunk_index=5, prompt="a white triangle")
+
+
+def flip_weight(generator: ChunkGenerator) -> None:
+    flip_bit(generator.model.get_parameter("blocks.2.ffn.net.0.proj.weight"))
+
+
+def spoil(answer: tuple[object, dict[str, torch.Tensor]]) -> object:
+    result, tensors = answer
+    return result, tensors | {LATENTS_OUT: tensors[LATENTS_OUT] * torch.nan}
+
+
+def lose(value: object) -> None:
+    raise PeerLostError("rank 1 closed the connection")
+
+
+FLIPPED = (FaultPoint.GENERATOR, flip_weight)
+NAN = (FaultPoint.RESULT, spoil)
+LOST = (FaultPoint.GENERATOR, lose)
+
+
+def settings_in(place: Path, **settings: Any) -> StreamConfig:
+    given: dict[str, Any] = {
+        "log": place / "log",
+        "snapshot": place / "snapshot",
+        "verify_within": WITHIN,
+    }
+    return StreamConfig.of(**(given | settings))
+
+
+def broken(
+    place: Path,
+    what: tuple[FaultPoint, Callable[[Any], Any]],
+    *,
+    at: int = AT,
+    **settings: Any,
+) -> tuple[list[Chunk], ScopeError]:
+    """What a stream showed before it failed, and its error."""
+    shown: list[Chunk] = []
+    change = Change(what[0], at, what[1])
+    with (
+        pytest.raises(ScopeError) as raised,
+        StreamSession(
+            settings_in(place, **settings), instruments=Instruments(faults=change)
+        ) as session,
+    ):
+        for chunk in session.stream(
+            PROMPT,
+            num_chunks=NUM_CHUNKS,
+            schedule=[NEW_PROMPT],
+            acknowledged=lambda: max(0, len(shown) - 2),
+        ):
+            shown.append(chunk)
+    assert change.was_made
+    return shown, raised.value
+
+
+def continued(place: Path, shown: Sequence[Chunk], **settings: Any) -> tuple[list[Chunk], int]:
+    """The whole stream as its consumer has it after a resume, and where it was planned anew."""
+    with StreamSession(settings_in(place, resume=True, **settings)) as session:
+        first = session.resumed_at_chunk
+        assert first is not None
+        kept = [chunk for chunk in shown if chunk.chunk_index < first]
+        kept = kept[: max(session.num_acknowledged_before, len(kept) - 1)]
+        have = len(kept)
+        more = session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: have)
+        return kept + list(more), first
+
+
+def clean(*events: ScheduledEvent) -> list[Chunk]:
+    with StreamSession(StreamConfig.of()) as session:
+        return list(session.stream(PROMPT, num_chunks=NUM_CHUNKS, schedule=[NEW_PROMPT, *events]))
+
+
+def as_shown(chunks: Sequence[Chunk]) -> list[tuple[int, int, str, str, bytes]]:
+    return [
+        (c.chunk_index, c.cache_epoch, c.prompt, c.latents_sha256, c.frames.tobytes())
+        for c in chunks
+    ]
+
+
+@pytest.mark.parametrize("what", [FLIPPED, NAN], ids=["flipped weight", "NaN"])
+def test_nothing_of_an_unverified_context_survives(
+    tmp_path: Path, what: tuple[FaultPoint, Callable[[Any], Any]]
+) -> None:
+    shown, error = broken(tmp_path, what)
+    assert isinstance(error, IntegrityError)
+    retraction = error.retraction
+    assert retraction is not None
+    assert retraction.last_chunk == len(shown) - 1
+    assert retraction.first_chunk == len(shown) + 1 - WITHIN <= AT
+    assert "chunk" in retraction.reason
+    stream, first = continued(tmp_path, shown)
+    assert first == retraction.first_chunk
+    cut = ScheduledEvent(chunk_index=first, hard_cut=True)
+    if first == NEW_PROMPT.chunk_index:
+        cut = ScheduledEvent(chunk_index=first, hard_cut=True, prompt=NEW_PROMPT.prompt)
+    assert as_shown(stream) == as_shown(clean(cut))
+
+
+def test_the_record_and_the_next_session_name_what_was_retracted(tmp_path: Path) -> None:
+    _, error = broken(tmp_path, NAN)
+    assert isinstance(error, IntegrityError)
+    history = read_history(tmp_path / "log")
+    assert history.retractions == [error.retraction]
+    suspect = [i for i, finished in history.finished.items() if history.is_retracted(finished)]
+    assert suspect == [3, 4, 5]
+    with StreamSession(settings_in(tmp_path, resume=True)) as session:
+        assert session.retractions == (error.retraction,)
+        assert session.resumed_at_chunk == 3
+        for _ in session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: 3):
+            pass
+    history = read_history(tmp_path / "log")
+    assert history.retractions == [error.retraction]
+    assert sorted(history.finished) == list(range(NUM_CHUNKS))
+    assert not any(history.is_retracted(finished) for finished in history.finished.values())
+
+
+def test_a_loss_is_no_retraction_and_continues_from_context(tmp_path: Path) -> None:
+    shown, error = broken(tmp_path, LOST)
+    assert not isinstance(error, IntegrityError)
+    assert read_history(tmp_path / "log").retractions == []
+    stream, first = continued(tmp_path, shown)
+    assert first == AT
+    assert {chunk.cache_epoch for chunk in stream} == {0}
+    rebuilt = clean(ScheduledEvent(chunk_index=first, recompute=True))
+    assert as_shown(stream) == as_shown(rebuilt)
+
+
+def test_in_strict_what_was_shown_is_verified_and_continues_from_context(tmp_path: Path) -> None:
+    shown, error = broken(tmp_path, FLIPPED, integrity="strict")
+    assert isinstance(error, IntegrityError)
+    assert error.retraction is None
+    assert len(shown) == AT
+    stream, first = continued(tmp_path, shown, integrity="strict")
+    assert first == AT
+    assert {chunk.cache_epoch for chunk in stream} == {0}
+    assert as_shown(stream) == as_shown(clean(ScheduledEvent(chunk_index=AT, recompute=True)))
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_stream_that_has_no_verified_chunk_begins_again(tmp_path: Path, at: int) -> None:
+    shown, error = broken(tmp_path, NAN, at=at)
+    assert isinstance(error, IntegrityError)
+    assert len(shown) == at
+    stream, first = continued(tmp_path, shown)
+    assert first == 0
+    assert [chunk.chunk_index for chunk in stream] == list(range(NUM_CHUNKS))
+    assert {chunk.cache_epoch for chunk in stream} == {1}
+
+
+def test_a_chunk_that_is_made_again_is_never_mistaken_for_the_retracted_one(
+    tmp_path: Path,
+) -> None:
+    seen = set[tuple[int, int]]()
+    for resume in (None, True, True):
+        shown, error = broken(tmp_path, NAN, at=5, resume=resume)
+        assert isinstance(error, IntegrityError)
+        ids = {(chunk.chunk_index, chunk.cache_epoch) for chunk in shown}
+        retraction = error.retraction
+        assert retraction is not None
+        retracted = {each for each in ids if retraction.covers(*each)}
+        assert len(retracted) == WITHIN - 1
+        assert not retracted & seen
+        seen |= retracted
+
+
+def test_a_snapshot_from_before_a_retraction_is_not_resumed(tmp_path: Path) -> None:
+    """As where the disk failed between the record and the snapshot."""
+    real_save = SnapshotStore.save
+    with pytest.MonkeyPatch.context() as patch:
+
+        def save(store: SnapshotStore, header: Any, state: Any) -> None:
+            if header.next_chunk_index != 3 or not read_history(tmp_path / "log").retractions:
+                real_save(store, header, state)
+
+        patch.setattr(SnapshotStore, "save", save)
+        broken(tmp_path, NAN)
+    with pytest.raises(UserInputError, match="has chunks that were retracted after it was saved"):
+        StreamSession(settings_in(tmp_path, resume=True))
+
+
+def test_a_retraction_covers_its_own_epochs_only() -> None:
+    retraction = Retraction(first_chunk=3, last_chunk=5, first_epoch=1, last_epoch=2, reason="")
+    assert retraction.covers(3, 1)
+    assert retraction.covers(5, 2)
+    assert not retraction.covers(5, 3)
+    assert not retraction.covers(2, 1)
+    assert not retraction.covers(6, 2)
