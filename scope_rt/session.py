@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import IntegrityError, UserInputError
 from scope_contracts.log_records import Closed, Scheduled
 from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
@@ -293,6 +293,8 @@ class StreamSession:
             chunk = -1 if self._loop is None else self._loop.last_planned_chunk
             self.log.append(failed_record(chunk, error))
             self._has_failed = True
+            if isinstance(error, IntegrityError) and self.is_control_rank:
+                self._rank.report(error)
         if error is None or self.is_control_rank:
             self.close()
         else:

@@ -1,4 +1,7 @@
-"""Every failure of a backend becomes the link error that names the lost rank, where it is known."""
+"""Every failure of a backend becomes the link error that names the lost rank, where it is known.
+
+Where a rank left because something was computed wrong, it becomes that `IntegrityError`.
+"""
 
 import re
 import socket
@@ -6,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
+from scope_contracts.errors import IntegrityError, LinkError, LinkTimeoutError, PeerLostError
 from scope_contracts.wire import CanonicalMessage
-from scope_rt.mesh.heartbeat import Heartbeat, closed_by
+from scope_rt.mesh.heartbeat import GroupError, Heartbeat, closed_by
 from scope_rt.mesh.sockets import Address
 
 _CLOSED = ("closed", "reset", "broken pipe", "connection refused", "not connected")
@@ -31,14 +34,19 @@ class Liveness:
 
     @contextmanager
     def named_failures(self, what: str, *, peer: int | None = None) -> Iterator[None]:
-        """Turn failures of `what` into link errors; `peer` is the other rank where it is one."""
+        """Turn failures of `what` into the error that all ranks report.
+
+        `peer` is the other rank where it is one.
+        """
         try:
             yield
         except RuntimeError as error:
             cause = self._cause(_link_error(str(error)), str(error), peer)
+            if isinstance(cause, IntegrityError):  # which says where it was found
+                raise IntegrityError(cause.args[0]) from error
             raise type(cause)(f"{what}: {cause.args[0]}") from error
 
-    def _cause(self, symptom: LinkError, text: str, peer: int | None) -> LinkError:
+    def _cause(self, symptom: LinkError, text: str, peer: int | None) -> GroupError:
         if isinstance(symptom, PeerLostError):
             peer = self._mentioned(text) if peer is None else peer
             if peer is not None:

@@ -22,7 +22,13 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # public by its documentation
 
-from scope_contracts.errors import ContractError, LinkError, LinkTimeoutError, PeerLostError
+from scope_contracts.errors import (
+    ContractError,
+    IntegrityError,
+    LinkError,
+    LinkTimeoutError,
+    PeerLostError,
+)
 from scope_contracts.plain import MAX_STRING_BYTES
 from scope_contracts.wire import CanonicalMessage
 from scope_rt.mesh.authentic import SealedStore
@@ -42,14 +48,21 @@ _FAILURE = "failure"
 
 
 class FailureKind(StrEnum):
-    """How a rank was lost."""
+    """How a rank was lost, or what it found wrong."""
 
     SILENT = "silent"
     CLOSED = "closed"
+    INTEGRITY = "integrity"
 
 
-_ERRORS: Mapping[FailureKind, type[LinkError]] = MappingProxyType(
-    {FailureKind.SILENT: LinkTimeoutError, FailureKind.CLOSED: PeerLostError}
+GroupError = LinkError | IntegrityError
+"""What may end a start of the group on all of its ranks."""
+_ERRORS: Mapping[FailureKind, type[GroupError]] = MappingProxyType(
+    {
+        FailureKind.SILENT: LinkTimeoutError,
+        FailureKind.CLOSED: PeerLostError,
+        FailureKind.INTEGRITY: IntegrityError,
+    }
 )
 
 
@@ -61,8 +74,9 @@ class Failure(CanonicalMessage):
     text: str
 
     @classmethod
-    def of(cls, error: LinkError) -> Self:
-        kind = FailureKind.CLOSED if isinstance(error, PeerLostError) else FailureKind.SILENT
+    def of(cls, error: GroupError) -> Self:
+        kinds = (kind for kind, each in _ERRORS.items() if isinstance(error, each))
+        kind = next(kinds, FailureKind.SILENT)
         text = str(error.args[0]).encode()[:MAX_STRING_BYTES].decode(errors="ignore")
         return cls(kind=kind, text=text)
 
@@ -127,12 +141,12 @@ class Heartbeat:
         self._peers = [peer for peer in range(meeting.world_size) if peer != meeting.rank]
         self._abort, self._is_over = abort, is_over
         self._asked_s = time.monotonic()
-        self._lost: LinkError | None = None
+        self._lost: GroupError | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
-    def lost(self) -> LinkError | None:
+    def lost(self) -> GroupError | None:
         """What ended this start of the group, as far as this rank knows."""
         return self._lost
 
@@ -162,8 +176,10 @@ class Heartbeat:
         self._thread.join(2 * self._bound_s)
         atexit.unregister(self.stop)
 
-    def report(self, failure: LinkError) -> LinkError:
+    def report(self, failure: GroupError) -> GroupError:
         """The failure that all ranks report: this one, unless another was reported first.
+
+        A rank that leaves because of what it found wrong reports it before it leaves.
 
         Blocks for one answer of the store, or for two where the thread awaits one: `_PATIENCE` of
         the bound each at most.
@@ -177,7 +193,7 @@ class Heartbeat:
                 self._lost = _error(first)
         return self._lost
 
-    def cause_of(self, symptom: LinkError) -> LinkError:
+    def cause_of(self, symptom: LinkError) -> GroupError:
         """The failure that a rank has reported, which `symptom` follows from; else `symptom`.
 
         Blocks as `report` does.
@@ -192,7 +208,7 @@ class Heartbeat:
         return self._lost or symptom
 
     def _run(self) -> None:
-        failure: LinkError | None
+        failure: GroupError | None
         is_store_gone = False
         try:
             failure = self._watch()
@@ -262,7 +278,7 @@ def _beat_key(rank: int) -> str:
     return f"beat/{rank}"
 
 
-def _error(data: bytes) -> LinkError:
+def _error(data: bytes) -> GroupError:
     """The error that another rank reported; a `LinkError` too where its report is garbage."""
     try:
         failure = Failure.decode(data)

@@ -8,6 +8,7 @@ loaded with the checkpoint, and continue at rank0's resume point.
 from dataclasses import replace
 
 from scope_contracts.envelope import PlanId
+from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys
@@ -95,7 +96,24 @@ class Rank:
         return RemoteMesh(link, self._setup.geometry)
 
     def serve(self) -> None:
-        """Run envelopes until rank0 shuts the stream down (mesh ranks)."""
+        """Run envelopes until rank0 shuts the stream down (mesh ranks).
+
+        Raises:
+            IntegrityError: this rank or another one found something wrong; all raise it.
+            LinkError, ContractError, LifecycleError, ParityError: as `Worker.execute`.
+        """
+        try:
+            self._serve()
+        except IntegrityError as error:
+            self.report(error)
+            raise
+
+    def report(self, error: IntegrityError) -> None:
+        """Tell the other ranks why this one will leave: they must not take it for a loss."""
+        if self._world is not None:
+            self._world.heartbeat.report(error)
+
+    def _serve(self) -> None:
         assert self._worker is not None, "mesh ranks are generator ranks"
         group, faults = self._group_link(), self._instruments.faults
         if self._groups.link is not None:

@@ -17,4 +17,4 @@ def test_a_bit_of_rank_1s_weights_that_flips_in_memory_stops_it_before_chunk_3(
 ) -> None:
     result = broken("weights/mid-stream")
     assert said(result, 1).startswith("FingerprintError: chunk 3: rank 1: weight blocks.0.attn1")
-    assert (result.ends[0], result.num_chunks) == ("PeerLostError", 3)
+    assert (result.ends[0], result.num_chunks) == ("IntegrityError", 3)

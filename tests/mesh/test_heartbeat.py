@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
+from scope_contracts.errors import (
+    FingerprintError,
+    IntegrityError,
+    LinkError,
+    LinkTimeoutError,
+    PeerLostError,
+)
+from scope_rt.mesh.failures import Liveness
 from scope_rt.mesh.heartbeat import Heartbeat, closed_by
 from scope_rt.mesh.meeting_point import MeetingPoint, host_store
 from scope_rt.mesh.rendezvous import Meeting
@@ -77,6 +84,20 @@ def test_the_first_failure_reported_is_what_all_ranks_report(pulses: tuple[Pulse
     errors = [second.cause_of(symptom), second.report(closed_by([0])), first.cause_of(symptom)]
     assert [str(error) for error in errors] == [str(closed_by([7]))] * 3
     assert all(isinstance(error, PeerLostError) for error in errors)
+
+
+def test_what_a_rank_found_wrong_is_not_taken_for_its_loss(pulses: tuple[Pulse, Pulse]) -> None:
+    first, second = (pulse.heartbeat for pulse in pulses)
+    said = "chunk 7: rank 1: weight a is not what was loaded"
+    first.report(FingerprintError(said))
+    with (
+        pytest.raises(IntegrityError) as raised,
+        Liveness(second).named_failures("receive", peer=1),
+    ):
+        raise RuntimeError("Connection closed by peer")
+    assert raised.value.args == (said,)
+    with pytest.raises(IntegrityError):
+        second.check()
 
 
 @pytest.mark.parametrize("ending", ["stopped", "over"])
