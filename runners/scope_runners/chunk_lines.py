@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scope_contracts.log_records import Control, Opened
+from scope_contracts.log_records import Control, Finished, Opened
 from scope_rt.record.reader import StreamHistory
-from scope_runners.wording import counted
+from scope_runners.wording import counted, retracted_chunks
 
 SHOWN_STAGES = ("generate", "decode", "wait")
 
@@ -15,6 +15,8 @@ class Fate(StrEnum):
     """What became of a chunk that was planned."""
 
     SHOWN = "shown"
+    RETRACTED = "retracted"
+    """It was shown and may be wrong, and none was made in its place."""
     DROPPED = "dropped"
     """A hard cut ended its epoch first."""
     UNFINISHED = "unfinished"
@@ -51,7 +53,7 @@ def chunk_lines(stream: StreamHistory) -> Iterator[ChunkLine]:
         yield ChunkLine(
             chunk_index=index,
             cache_epoch=known.cache_epoch,
-            fate=_fate(finished is not None, dropped is not None),
+            fate=_fate(stream, finished, is_dropped=dropped is not None),
             start_s=num_frames_before / stream.opened.fps,
             num_frames=num_frames,
             kv_cache_attention_bias=(
@@ -82,20 +84,22 @@ def balance(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     shown = [line for line in lines if line.fate is Fate.SHOWN]
     video_s = sum(line.num_frames for line in shown) / stream.opened.fps
     num_dropped = sum(line.fate is Fate.DROPPED for line in lines)
+    num_retracted = sum(line.fate is Fate.RETRACTED for line in lines)
     num_recomputes = sum(line.do_kv_recompute for line in lines)
     counts = [
         f"{counted(len(shown), 'chunk')} ({video_s:.1f} s of video)",
         counted(len({line.cache_epoch for line in lines}), "epoch"),
         f"{num_dropped} dropped",
+        *([f"{num_retracted} suspect"] if num_retracted else []),
         counted(num_recomputes, "recompute"),
         counted(len(stream.restarts), "restart"),
     ]
     return ", ".join(counts) + f"; {_ending(stream)}"
 
 
-def _fate(is_finished: bool, is_dropped: bool) -> Fate:
-    if is_finished:
-        return Fate.SHOWN
+def _fate(stream: StreamHistory, finished: Finished | None, *, is_dropped: bool) -> Fate:
+    if finished is not None:
+        return Fate.RETRACTED if stream.is_retracted(finished) else Fate.SHOWN
     return Fate.DROPPED if is_dropped else Fate.UNFINISHED
 
 
@@ -116,6 +120,8 @@ def events_of(stream: StreamHistory) -> dict[int, list[str]]:
     def note(chunk_index: int, words: str) -> None:
         events.setdefault(chunk_index, []).append(words)
 
+    for each in stream.retractions:
+        note(each.first_chunk, f"retracted {retracted_chunks(each)}: {each.reason}")
     for restart in stream.restarts:
         for failed in restart.causes:
             note(restart.chunk_index, f"chunk {failed.chunk_index} failed: {failed.error}")

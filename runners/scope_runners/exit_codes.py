@@ -6,4 +6,8 @@ FAILED = 1
 """The stream, or what was asked for, failed."""
 BAD_INPUT = 2
 """The command cannot be used as typed."""
+RETRACTED = 3
+"""The stream is complete; chunks that were shown on the way were retracted and made again."""
+INTEGRITY = 4
+"""A rank found that something was computed wrong."""
 INTERRUPTED = 128 + signal.SIGINT

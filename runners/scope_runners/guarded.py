@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from scope_contracts.errors import ScopeError, UserInputError
-from scope_runners.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
+from scope_contracts.errors import IntegrityError, ScopeError, UserInputError
+from scope_runners.exit_codes import BAD_INPUT, FAILED, INTEGRITY, INTERRUPTED
 from scope_runners.shortage import shortage_of
 from scope_runners.standard_streams import open_standard_streams
 
@@ -34,6 +34,8 @@ def guarded(
     except ScopeError as error:
         to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook and not log else ""
         say(f"{error}{to_read_it}", name=type(error).__name__)
+        if isinstance(error, IntegrityError):
+            return INTEGRITY
         return BAD_INPUT if isinstance(error, UserInputError) else FAILED
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

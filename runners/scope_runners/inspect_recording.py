@@ -68,6 +68,7 @@ def to_json(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
         "opened": [asdict(opened) for opened in stream.openings],
         "controls": [asdict(control) for control in stream.controls],
         "restarts": [asdict(restart) for restart in stream.restarts],
+        "retractions": [asdict(retraction) for retraction in stream.retractions],
         "failures": [asdict(failed) for failed in stream.failures],
         "lost_chunks": stream.num_lost,
         "closed": stream.closed,

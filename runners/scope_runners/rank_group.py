@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from scope_rt.mesh.rendezvous import named
-from scope_runners.exit_codes import BAD_INPUT
+from scope_runners.exit_codes import BAD_INPUT, INTEGRITY, RETRACTED
 from scope_runners.fork_server import (
     TERMINATE_S,
     Event,
@@ -64,6 +64,8 @@ class Failure:
     def __str__(self) -> str:
         if self.code > 128:
             return f"rank {self.rank} ended by {signal.Signals(self.code - 128).name}"
+        if self.code == INTEGRITY:
+            return f"rank {self.rank} ended by an error of integrity"
         return f"rank {self.rank} failed"
 
 
@@ -112,10 +114,11 @@ class RankGroup:
                 case RankEnded(rank, code):
                     _LOG.info("attempt %d: rank %d ended with %d", number, rank, code)
                     self._running.discard(rank)
-                    rank0_is_done |= rank == 0 and not code
-                    if code:
+                    rank0_is_done |= rank == 0 and code in (0, RETRACTED)
+                    if code and not (rank == 0 and rank0_is_done):
                         self._fail(event, at_once=restarts_left > 0 and not rank0_is_done)
                     elif rank == 0:
+                        self._failed += [event] if code else []
                         self._bound(ORDERLY_END_S)
                 case ForkServerEnded(code):
                     self._lose_server(code)
@@ -198,7 +201,9 @@ class RankGroup:
             if end.rank == 0:
                 self._bound(TERMINATE_S)  # nothing is left to finish the stream
             return
-        self._bound(LINGER_S)
+        # What was computed wrong must not be resumed from: rank0 has time to write that down.
+        rank0_retracts = end.code == INTEGRITY and 0 in self._running
+        self._bound(ORDERLY_END_S if rank0_retracts else LINGER_S)
         if at_once:
             self._signals_left = [signal.SIGKILL]
         elif end.code < 0 and self._stopped_by is None:
@@ -218,7 +223,7 @@ class RankGroup:
         unprompted = self._failed[: self._num_unprompted]
         killed = [end for end in unprompted if end.code < 0]
         cause = (killed or self._failed)[0]
-        obeyed = cause.code == BAD_INPUT or cause.code > 128
+        obeyed = cause.code in (BAD_INPUT, RETRACTED) or cause.code > 128
         code = cause.code if cause.code > 0 else 128 - cause.code
         if cause.code < 0 and not killed and self._stopped_by is not None:
             code = 128 + self._stopped_by

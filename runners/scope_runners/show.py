@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scope_contracts.errors import RecordingError, ScopeError, UserInputError
+from scope_contracts.errors import IntegrityError, RecordingError, ScopeError, UserInputError
 from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
@@ -24,7 +24,7 @@ from scope_rt.record.stream_log import Log
 from scope_rt.session import StreamSession
 from scope_rt.trace import Span, write_chrome_trace
 from scope_rt.video.writer import VideoWriter
-from scope_runners.exit_codes import FAILED
+from scope_runners.exit_codes import FAILED, RETRACTED
 from scope_runners.job import OutputFiles, StreamJob, check_no_shared_names
 from scope_runners.launcher import Progress
 from scope_runners.leftovers import check_nothing_is_lost, say_how_to_resume
@@ -33,7 +33,7 @@ from scope_runners.stop_request import StopRequest, taking_stop_signals
 from scope_runners.storyboard import Scene, scenes, write_storyboard
 from scope_runners.summary import ChunkRecord, Ending, Moments, StreamSummary, summarise, table
 from scope_runners.verify import check_written
-from scope_runners.wording import counted
+from scope_runners.wording import counted, retracted_chunks
 
 
 class _Ledger:
@@ -98,6 +98,9 @@ class _Stage:
             for index in sorted(history.durable.keys() & history.finished.keys())
         }
         self.num_before = len(self.chunks)
+        self.retractions = list(session.retractions)
+        """Chunks that were shown and may have been wrong. The video of a resumed stream has none
+        of them: it ends before them, and those made again follow."""
         self.first_frame_s: float | None = None
 
     def show(self, chunk: Chunk) -> None:
@@ -219,6 +222,9 @@ def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
     except RecordingError:
         raise
     except ScopeError as error:
+        if isinstance(error, IntegrityError) and error.retraction is not None:
+            run.stage.retractions.append(error.retraction)
+            _say(f"retracted {retracted_chunks(error.retraction)}: {error.retraction.reason}")
         if run.will_start_again():
             raise
         return error, ()
@@ -244,7 +250,9 @@ def _show_all(run: _Run) -> None:
 def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) -> int:
     """Publish what was made and say so; raises `failure` once that is done."""
     job, stage, stop = run.job, run.stage, run.stop
-    complete = len(stage.chunks) >= job.timeline.num_chunks
+    # An error of integrity may come with the last chunk: a resumed stream makes it again.
+    is_wrong = isinstance(failure, IntegrityError)
+    complete = len(stage.chunks) >= job.timeline.num_chunks and not is_wrong
     keep = not complete and (failure is not None or run.will_resume)
     stage.writer.close(keep=keep)
     cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
@@ -264,6 +272,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
         restarts=max(run.environment.attempt, stage.num_starts),
         recording_failure=stage.log.failure or stage.log.latents_failure,
         broken_on_purpose=run.session.broken_on_purpose,
+        retractions=stage.retractions,
         files=stage.files,
     )
     story = scenes(chunks, job.timeline, fps=job.setup.recipe.fps)
@@ -276,7 +285,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
     if failure is not None:
         raise failure
     if complete:
-        return 0
+        return RETRACTED if stage.retractions else 0
     return FAILED if stop.signum is None else 128 + stop.signum
 
 
@@ -284,6 +293,8 @@ def _say_how_it_begins(job: StreamJob, session: StreamSession, stage: _Stage) ->
     """What a person should know before the first chunk."""
     if stage.resumes:
         _say(f"resuming at chunk {session.resumed_at_chunk}; {stage.num_before} are kept")
+        for each in stage.retractions:
+            _say(f"retracted, and made again: {retracted_chunks(each)}")
         return
     recipe, setup = job.setup.recipe, job.setup
     made_for = (recipe.default_height, recipe.default_width)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.log_records import Finished
+from scope_contracts.retraction import Retraction
 from scope_rt import output_file
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.log_entries import finished_record
@@ -17,7 +18,7 @@ from scope_rt.version import __version__
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.timings import StageSummary, StageTimings
 from scope_runners.verify import sealed
-from scope_runners.wording import counted
+from scope_runners.wording import counted, retracted_chunks
 
 GENERATE, ENCODE = "generate", "encode"
 STAGES = ("plan", GENERATE, "wait", "decode", ENCODE, "digest")
@@ -47,6 +48,8 @@ class ChunkRecord:
     recomputed: bool
     kv_cache_attention_bias: float
     stage_ms: Mapping[str, float]
+    is_suspect: bool = False
+    """It was retracted, and none was made in its place."""
 
     @classmethod
     def of(cls, chunk: Chunk) -> "ChunkRecord":
@@ -67,6 +70,11 @@ class ChunkRecord:
             kv_cache_attention_bias=finished.kv_cache_attention_bias,
             stage_ms=dict(finished.stage_ms),
         )
+
+    def judged(self, retractions: Sequence[Retraction]) -> "ChunkRecord":
+        """The same chunk, after what was retracted."""
+        covered = any(each.covers(self.chunk_index, self.cache_epoch) for each in retractions)
+        return replace(self, is_suspect=covered)
 
     def encoded(self, encode_ms: float) -> "ChunkRecord":
         """The same chunk, with what writing it took; its stages in their order."""
@@ -129,6 +137,8 @@ class Totals:
     generator_calls: int
     restarts: int
     """How often the ranks were started again under the stream."""
+    retracted: int
+    """Chunks that were shown and may have been wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +169,9 @@ class StreamSummary:
     """Why the flight recorder stopped early, if it did."""
     broken_on_purpose: str | None
     """Which faults were injected and which checks were off, if any."""
+    retractions: Sequence[Retraction]
+    """What was shown and may have been wrong. The video has none of it, but what `chunks` says is
+    suspect: where the stream was resumed, the chunks were made again in their place."""
     stages: Mapping[str, StageSummary]
     cache: CacheFill
     files: Mapping[str, str]
@@ -193,6 +206,7 @@ def summarise(
     restarts: int,
     recording_failure: str | None,
     broken_on_purpose: str,
+    retractions: Sequence[Retraction],
     files: OutputFiles,
 ) -> StreamSummary:
     """The summary of a stream of at least one chunk."""
@@ -234,6 +248,7 @@ def summarise(
             epochs=len({chunk.cache_epoch for chunk in chunks}),
             generator_calls=sum(chunk.generator_calls for chunk in chunks),
             restarts=restarts,
+            retracted=sum(each.last_chunk - each.first_chunk + 1 for each in retractions),
         ),
         first_frame=FirstFrame(
             since_start_s=moments.first_frame_s - moments.started_s,
@@ -247,11 +262,12 @@ def summarise(
         writer_blocked_s=blocked_s,
         recording_failure=recording_failure,
         broken_on_purpose=broken_on_purpose or None,
+        retractions=retractions,
         stages=stages,
         cache=_cache_fill(job, chunks, cache_spec),
         files={kind: str(path) for kind, path in paths.items()},
         digests={},
-        chunks=chunks,
+        chunks=[chunk.judged(retractions) for chunk in chunks],
     )
 
 
@@ -276,6 +292,9 @@ def table(summary: StreamSummary) -> str:
     if summary.broken_on_purpose is not None:
         rows["broken"] = f"on purpose: {summary.broken_on_purpose}"
     lines = [f"{name:<13} {text}" for name, text in rows.items()]
+    lines += [
+        f"{'retracted':<13} {retracted_chunks(each)}: {each.reason}" for each in summary.retractions
+    ]
     lines.append(f"{'stage':<13} {'p50 ms':>9} {'p95 ms':>9} {'total s':>9}")
     lines += [
         f"  {stage:<11} {times.p50_ms:>9.2f} {times.p95_ms:>9.2f} {times.total_ms / 1e3:>9.2f}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scope_runners import launcher, rank_group
+from scope_runners.exit_codes import INTEGRITY, RETRACTED
 from scope_runners.fork_server import TERMINATE_S, Event, RankEnded, RankStarted
 from scope_runners.launcher import Progress, Restarts
 from scope_runners.rank_group import LINGER_S, ORDERLY_END_S, Attempt
@@ -278,6 +279,25 @@ def test_a_group_is_not_restarted_without_end_when_starts_bring_no_progress(
         "WARNING: rank 0 failed; starting again (1 of 2)",
         "WARNING: rank 0 failed; starting again (2 of 2)",
         "ERROR: rank 0 failed; 2 starts brought the stream no further",
+    ]
+
+
+def test_a_complete_stream_with_retractions_keeps_its_code_and_is_not_made_again(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_again("3", "0") == RETRACTED == 3
+    assert len(list(folder.glob("rank0.*.started"))) == 1
+    assert said(capfd) == []
+
+
+def test_rank0_has_time_to_retract_what_another_rank_found_wrong(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_group, "LINGER_S", 0.1)
+    assert launch_again("late/0", f"{INTEGRITY}/0") == 0
+    assert (folder / "rank0.spoke").exists()
+    assert said(capfd) == [
+        "WARNING: rank 1 ended by an error of integrity; starting again (1 of 3)"
     ]
 
 

@@ -90,7 +90,10 @@ class _Rank0:
     def __init__(self, job: RankJob, session: StreamSession, log: EventLog) -> None:
         self._job, self._session, self._log = job, session, log
         logged = read_events(job.events)
-        self._num_acknowledged = sum(event.kind is EventKind.EMITTED for event in logged)
+        emitted = {event.chunk for event in logged if event.kind is EventKind.EMITTED}
+        first = session.resumed_at_chunk
+        # What was retracted is made again.
+        self._num_acknowledged = sum(first is None or chunk < first for chunk in emitted)
         self._cut: Receipt | None = None
         self._consumer: ChunkConsumer = open_consumer(job, session.setup.recipe, log)
 

@@ -5,6 +5,7 @@ itself holds stays as it was, unless that is what the action is about.
 """
 
 import errno
+import math
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import msgpack
 from torch import Tensor
 
-from scope_contracts.envelope import PPEnvelope, PPResult
+from scope_contracts.envelope import LATENTS_OUT, PPEnvelope, PPResult
 from scope_rt.kv_cache.heavy_frames import HeavyFrames
 from scope_rt.kv_cache.slot_cache import SlotCache
 from scope_rt.models.causal_wan import CausalWanModel
@@ -156,6 +157,12 @@ def _alter_weight(owner: Value) -> Value:
     return owner
 
 
+def _spoil_result(answer: tuple[PPResult, dict[str, Tensor]]) -> Any:
+    """A result without a finite number."""
+    result, tensors = answer
+    return result, tensors | {LATENTS_OUT: tensors[LATENTS_OUT] * math.nan}
+
+
 def _flip_bit(frames: Sequence[Tensor], *, frame: int) -> list[Tensor]:
     """One bit of a tensor on its way: the sign of its largest element."""
     damaged = frames[frame].clone()
@@ -214,6 +221,7 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "reset_ring": _reset_ring,
     "misjudge_frames": _misjudge_frames,
     "alter_weight": _alter_weight,
+    "spoil_result": _spoil_result,
     "flip_bit": _flip_bit,
     "set_version": _set_version,
     "send_twice": _send_twice,

@@ -1,0 +1,160 @@
+"""What was computed wrong is neither kept unknowingly nor built upon, from command to video."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from scope_contracts.retraction import Retraction
+from scope_rt.faults import FaultPoint
+from scope_rt.record.reader import StreamHistory, read_history
+from scope_runners.break_it import stream
+from scope_runners.break_it.faults import Fault
+from scope_runners.exit_codes import INTEGRITY, RETRACTED
+from scope_runners.main import main
+from tests.runners.streams import num_frames, set_faults
+
+PROMPT, SEED, WITHIN, AT = "a red circle", 7, 3, 6
+"""M, and the chunk at which something is changed."""
+STREAM = ["--prompt", PROMPT, "--seconds", "7.5", "--seed", str(SEED), "--oversubscribe"]
+NUM_CHUNKS, FRAMES_PER_CHUNK, FPS = 10, 12, 16
+PP1_TP2 = ["--plan", "pp1", "--tp", "2"]
+TP2 = ["--plan", "tp_v1_1", "--tp", "2"]
+FLIPPED: dict[str, Any] = {"action": "alter_weight", "point": FaultPoint.GENERATOR}
+SPOILED: dict[str, Any] = {"action": "spoil_result", "point": FaultPoint.RESULT}
+KILLED: dict[str, Any] = {"action": "kill", "point": FaultPoint.CALL}
+
+
+class Made:
+    """A video made under a launcher, and what is told of it."""
+
+    def __init__(self, code: int, place: Path, said: str) -> None:
+        self.code, self.video, self.said = code, place / "a.mp4", said
+        self.summary: dict[str, Any] = json.loads((place / "a.json").read_text())
+        self.history: StreamHistory = read_history(place / "a.scope")
+
+    @property
+    def latents(self) -> list[tuple[int, int, str]]:
+        return latents_of(self.summary)
+
+
+def latents_of(summary: dict[str, Any]) -> list[tuple[int, int, str]]:
+    """Index, epoch and digest of each chunk of the video."""
+    return [(c["chunk_index"], c["cache_epoch"], c["latents_sha256"]) for c in summary["chunks"]]
+
+
+def make(
+    place: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: Sequence[str],
+    *faults: Fault,
+) -> Made:
+    monkeypatch.setenv("SCOPE_VERIFY_WITHIN", str(WITHIN))
+    set_faults(monkeypatch, *faults)
+    files = ["--out", str(place / "a.mp4"), "--record", str(place / "a.scope"), "--json"]
+    start_s = time.monotonic()
+    code = stream.main([*STREAM, *arguments, *files])
+    assert time.monotonic() - start_s < 90
+    return Made(code, place, capfd.readouterr().err)
+
+
+def darkest_chunk(video: Path) -> float:
+    """The least standard deviation of a picture: a black one has 0."""
+    with av.open(str(video)) as container:
+        return min(
+            float(np.std(frame.to_ndarray(format="rgb24"))) for frame in container.decode(video=0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rank", "what"),
+    [
+        (["--plan", "pp1"], 1, SPOILED),
+        (["--plan", "pp1"], 1, FLIPPED),
+        (PP1_TP2, 2, FLIPPED),
+        (TP2, 1, FLIPPED),
+    ],
+    ids=["pp1, NaN", "pp1, weight", "pp1 tp 2, weight of the follower", "tp_v1_1, weight"],
+)
+def test_what_is_found_wrong_is_retracted_and_made_again_after_a_cut(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    rank: int,
+    what: dict[str, Any],
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    made = make(broken, capfd, monkeypatch, arguments, Fault(rank=rank, chunk=AT, **what))
+    assert made.code == RETRACTED, made.said
+    assert made.summary["ending"] == "complete"
+    assert made.summary["totals"]["restarts"] == 1
+    (told,) = made.summary["retractions"]
+    (recorded,) = made.history.retractions
+    assert Retraction(**told) == recorded
+    assert recorded.first_chunk <= AT
+    assert recorded.last_chunk - recorded.first_chunk == WITHIN - 2
+    assert made.summary["totals"]["retracted"] == WITHIN - 1
+    if what is FLIPPED:
+        assert f"rank {rank}: weight blocks.0.attn1.to_q.weight" in recorded.reason
+        assert f"rank {rank}: weight" in made.said
+    assert not any(chunk["is_suspect"] for chunk in made.summary["chunks"])
+    cut = recorded.first_chunk
+    epochs = [epoch for _, epoch, _ in made.latents]
+    assert epochs == [0] * cut + [1] * (NUM_CHUNKS - cut)
+    assert darkest_chunk(made.video) > 5
+    assert num_frames(made.video) == made.summary["totals"]["frames"]
+    clean = tmp_path / "clean"
+    clean.mkdir()
+    assert made.latents == clean_with_cut(clean, arguments, cut)
+
+
+def clean_with_cut(place: Path, arguments: Sequence[str], cut: int) -> list[tuple[int, int, str]]:
+    """The chunks of a stream under the same plan in which a person asks for the cut."""
+    at_s = cut * FRAMES_PER_CHUNK / FPS
+    out = ["--out", str(place / "a.mp4"), "--hard-cut-at", f"{at_s}s"]
+    assert main(["stream", *STREAM, *arguments, *out]) == 0
+    return latents_of(json.loads((place / "a.json").read_text()))[:NUM_CHUNKS]
+
+
+def test_a_killed_rank_is_a_loss_without_a_retraction(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(tmp_path, capfd, monkeypatch, PP1_TP2, Fault(rank=2, chunk=AT, **KILLED))
+    assert made.code == 0, made.said
+    assert made.summary["totals"]["restarts"] == 1
+    assert made.summary["retractions"] == made.history.retractions == []
+    assert {epoch for _, epoch, _ in made.latents} == {0}
+    assert any(chunk["recomputed"] for chunk in made.summary["chunks"])
+
+
+def test_without_a_restart_what_is_suspect_is_marked_and_a_resume_replaces_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--plan", "pp1", "--max-restarts", "0"]
+    fault = Fault(rank=1, chunk=AT, **SPOILED)
+    made = make(tmp_path, capfd, monkeypatch, arguments, fault)
+    assert made.code == INTEGRITY, made.said
+    assert made.summary["ending"] == "failed"
+    suspect = [c["chunk_index"] for c in made.summary["chunks"] if c["is_suspect"]]
+    assert suspect == [AT - 2, AT - 1]
+    assert main(["inspect", str(tmp_path / "a.scope"), "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    fates = [line["fate"] for line in told["chunks"]][:AT]
+    assert fates == ["shown"] * (AT - 2) + ["retracted"] * 2
+    assert told["retractions"] == made.summary["retractions"]
+    assert main(["inspect", str(tmp_path / "a.scope")]) == 0
+    assert f"retracted chunks {AT - 2} to {AT - 1} of epoch 0: chunk" in capfd.readouterr().out
+    resumed = make(tmp_path, capfd, monkeypatch, [*arguments, "--resume"])
+    assert resumed.code == RETRACTED, resumed.said
+    assert [index for index, _, _ in resumed.latents] == list(range(NUM_CHUNKS))
+    assert not any(chunk["is_suspect"] for chunk in resumed.summary["chunks"])
+    assert resumed.summary["retractions"] == made.summary["retractions"]
+    assert f"chunks {AT - 2} to {AT - 1} of epoch 0" in resumed.said
