@@ -79,8 +79,17 @@ def darkest_chunk(video: Path) -> float:
         (["--plan", "pp1"], 1, FLIPPED),
         (PP1_TP2, 2, FLIPPED),
         (TP2, 1, FLIPPED),
+        (TP2, 0, FLIPPED),
+        (["--plan", "tp_v0", "--tp", "2"], 1, FLIPPED),
     ],
-    ids=["pp1, NaN", "pp1, weight", "pp1 tp 2, weight of the follower", "tp_v1_1, weight"],
+    ids=[
+        "pp1, NaN",
+        "pp1, weight",
+        "pp1 tp 2, weight of the follower",
+        "tp_v1_1, weight",
+        "tp_v1_1, weight of rank0",
+        "tp_v0, weight",
+    ],
 )
 def test_what_is_found_wrong_is_retracted_and_made_again_after_a_cut(
     tmp_path: Path,

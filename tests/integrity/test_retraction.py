@@ -59,6 +59,7 @@ def broken(
     what: tuple[FaultPoint, Callable[[Any], Any]],
     *,
     at: int = AT,
+    event: ScheduledEvent = NEW_PROMPT,
     **settings: Any,
 ) -> tuple[list[Chunk], ScopeError]:
     """What a stream showed before it failed, and its error."""
@@ -73,7 +74,7 @@ def broken(
         for chunk in session.stream(
             PROMPT,
             num_chunks=NUM_CHUNKS,
-            schedule=[NEW_PROMPT],
+            schedule=[event],
             acknowledged=lambda: max(0, len(shown) - 2),
         ):
             shown.append(chunk)
@@ -189,6 +190,18 @@ def test_a_chunk_that_is_made_again_is_never_mistaken_for_the_retracted_one(
         assert len(retracted) == WITHIN - 1
         assert not retracted & seen
         seen |= retracted
+
+
+def test_a_hard_cut_among_the_retracted_chunks_happens_again(tmp_path: Path) -> None:
+    cut = ScheduledEvent(chunk_index=5, hard_cut=True)
+    shown, error = broken(tmp_path, NAN, event=cut)
+    assert isinstance(error, IntegrityError)
+    assert error.retraction is not None
+    assert (error.retraction.first_epoch, error.retraction.last_epoch) == (0, 1)
+    stream, first = continued(tmp_path, shown)
+    assert first == 3
+    epochs = [chunk.cache_epoch for chunk in stream]
+    assert epochs == [0] * 3 + [2] * 2 + [3] * (NUM_CHUNKS - 5)
 
 
 def test_a_snapshot_from_before_a_retraction_is_not_resumed(tmp_path: Path) -> None:
