@@ -37,13 +37,16 @@ Refusal = Callable[[Topology, IntegrityLevel], Expected]
 
 
 def refused_there(error: str, topology: Topology, level: IntegrityLevel) -> Expected:
-    """By the rank where it happened, and the others lose it."""
-    return refused_by(last_generator(topology), topology, error)
+    """By the rank where it happened, and the others know why it leaves."""
+    rank = last_generator(topology)
+    return refused_by(rank, topology, error, others=frozenset({"IntegrityError"}))
 
 
 def refused_by_group(error: str, topology: Topology, level: IntegrityLevel) -> Expected:
-    """By all generator ranks, which have compared something."""
-    return refused_by_generators(topology, error)
+    """By all generator ranks, which have compared something; a rank0 that is none is told."""
+    expected = refused_by_generators(topology, error)
+    told = [end if error in end else frozenset({"IntegrityError"}) for end in expected.ends]
+    return replace(expected, ends=tuple(told))
 
 
 def refused_by_rank0(error: str, topology: Topology, level: IntegrityLevel) -> Expected:
