@@ -259,7 +259,8 @@ class StreamSession:
         returned; its snapshot stays then, for a session that resumes.
 
         Raises:
-            IntegrityError: the log of the stream that was resumed is damaged.
+            IntegrityError: the log of the stream that was resumed is damaged, or a rank found
+                something wrong in what it holds; the chunks that are unverified are retracted.
         """
         if self._spans is None:
             self._spans = self._instruments.trace.spans
@@ -319,9 +320,11 @@ class StreamSession:
         loop.begin()
 
     def _end_together(self) -> tuple[Span, ...]:
-        if self._loop is not None:
+        if self._loop is None:
+            return self._rank.gather_spans()
+        with self._loop.retracting():
             self._loop.close()
-        return self._rank.gather_spans()
+            return self._rank.gather_spans()  # until then a rank may find something wrong
 
     def _post(self, directive: Directive) -> Receipt:
         if self._loop is None:

@@ -111,7 +111,7 @@ class StreamLoop:
     ) -> Iterator[Chunk]:
         self._check_is_newest(number)
         self._delivery.ask(num_chunks, acknowledged)
-        with self._retracting():
+        with self.retracting():
             for chunk in self._chunks():
                 yield chunk
                 self._check_is_newest(number)
@@ -141,11 +141,11 @@ class StreamLoop:
         """Receive what is in flight, which cannot be stopped, and tell the mesh to end."""
         self._is_closed = True
         self.inbox.close()
-        with self._retracting():
-            self._pipeline.close()
+        self._pipeline.close()
 
     @contextmanager
-    def _retracting(self) -> Iterator[None]:
+    def retracting(self) -> Iterator[None]:
+        """An `IntegrityError` in here retracts what is unverified, and names it."""
         try:
             yield
         except IntegrityError as error:

@@ -167,3 +167,22 @@ def test_without_a_restart_what_is_suspect_is_marked_and_a_resume_replaces_it(
     assert not any(chunk["is_suspect"] for chunk in resumed.summary["chunks"])
     assert resumed.summary["retractions"] == made.summary["retractions"]
     assert f"chunks {AT - 2} to {AT - 1} of epoch 0" in resumed.said
+
+
+@pytest.mark.parametrize(("arguments", "rank"), [(PP1_TP2, 2), (TP2, 1), (TP2, 0)])
+def test_what_changes_with_the_last_chunk_is_found_before_the_stream_is_complete(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    rank: int,
+) -> None:
+    monkeypatch.setattr("tests.e2e.test_wrong_stream.WITHIN", 64)  # no rotation gets so far
+    made = make(
+        tmp_path, capfd, monkeypatch, arguments, Fault(rank=rank, chunk=NUM_CHUNKS - 1, **FLIPPED)
+    )
+    assert made.code == RETRACTED, made.said
+    (recorded,) = made.history.retractions
+    assert (recorded.first_chunk, recorded.last_chunk) == (0, NUM_CHUNKS - 1)
+    assert f"rank {rank}: weight blocks.0.attn1.to_q.weight" in recorded.reason
+    assert [epoch for _, epoch, _ in made.latents] == [1] * NUM_CHUNKS
