@@ -60,8 +60,10 @@ class StreamLoop:
             self._tail = resumed.tail
             self.inbox.schedule(resumed.scheduled)
         self._is_rebuilt = resumed is None
-        self._is_closed = False
+        self._is_closed = self._has_retracted = False
         self._num_runs = 0
+        self._last_saved = -1 if resumed is None else resumed.counts.next_chunk_index
+        """Where the newest resume point leads; -1 before the first."""
         self._when_saved: Callable[[], None] | None = None
         """Acknowledges control input, once the chunk that has it is part of the resume point."""
         self._pipeline = Pipeline(
@@ -86,6 +88,7 @@ class StreamLoop:
         self._delivery.begin()
         self._pipeline.delivered()
         self._pipeline.unverified.begin()
+        self._has_retracted = False
         self._is_rebuilt = True
 
     def run(
@@ -156,6 +159,9 @@ class StreamLoop:
         """Retract what is unverified, and save where the stream continues without it."""
         unverified = self._pipeline.unverified
         error.retraction = unverified.retraction(str(error.args[0]))
+        if self._has_retracted:  # what a rank finds wrong as the stream ends accuses the same
+            return
+        self._has_retracted = True
         if error.retraction is not None:
             self._log.append(retracted_record(error.retraction))
         if unverified.trusts_context or not unverified.sent:
@@ -166,7 +172,11 @@ class StreamLoop:
         if self._resume_points is not None:
             scheduled = self.inbox.scheduled()
             point = point_of_cut(self._pipeline, self._delivery, self._tail, scheduled)
-            self._resume_points.save(point, log_offset=self._log.offset)
+            log_offset = self._log.offset
+            # Where the log has failed, a later point would lead beyond its end, and the newest one
+            # has nothing that is not verified.
+            if self._log.failure is None or point.counts.next_chunk_index <= self._last_saved:
+                self._resume_points.save(point, log_offset=log_offset)
 
     def _refill(self) -> None:
         """Send as many chunks as have room and will be wanted."""
@@ -250,6 +260,7 @@ class StreamLoop:
                 scheduled = self.inbox.scheduled()
                 point = resume_point(self._pipeline, self._delivery, self._tail, scheduled)
                 self._resume_points.save(point, log_offset=log_offset)
+                self._last_saved = point.counts.next_chunk_index
         if self._when_saved is not None:
             self._when_saved()
             self._when_saved = None

@@ -1,6 +1,8 @@
 """After an error of integrity nothing is made from what is not verified, and nobody keeps it
 unknowingly; after a loss the stream continues from its context."""
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,13 @@ import pytest
 import torch
 
 from scope_contracts.envelope import LATENTS_OUT
-from scope_contracts.errors import IntegrityError, PeerLostError, ScopeError, UserInputError
+from scope_contracts.errors import (
+    FingerprintError,
+    IntegrityError,
+    PeerLostError,
+    ScopeError,
+    UserInputError,
+)
 from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
@@ -217,6 +225,59 @@ def test_a_snapshot_from_before_a_retraction_is_not_resumed(tmp_path: Path) -> N
         broken(tmp_path, NAN)
     with pytest.raises(UserInputError, match="has chunks that were retracted after it was saved"):
         StreamSession(settings_in(tmp_path, resume=True))
+
+
+class Both:
+    """One fault after the other."""
+
+    def __init__(self, *changes: Any) -> None:
+        self.changes = changes
+
+    def reach(self, point: FaultPoint, chunk: int, value: Any) -> Any:
+        for change in self.changes:
+            value = change.reach(point, chunk, value)
+        return value
+
+
+def shown_until(place: Path, faults: Any) -> tuple[list[Chunk], ScopeError]:
+    shown: list[Chunk] = []
+    with (
+        pytest.raises(ScopeError) as raised,
+        StreamSession(settings_in(place), instruments=Instruments(faults=faults)) as session,
+    ):
+        for chunk in session.stream(
+            PROMPT,
+            num_chunks=NUM_CHUNKS,
+            schedule=[NEW_PROMPT],
+            acknowledged=lambda: max(0, len(shown) - 2),
+        ):
+            shown.append(chunk)
+    return shown, raised.value
+
+
+def test_what_is_found_as_a_wrong_stream_ends_retracts_nothing_twice(tmp_path: Path) -> None:
+    shown, error = shown_until(tmp_path, Both(*(Change(w[0], AT, w[1]) for w in (FLIPPED, NAN))))
+    assert isinstance(error, FingerprintError)
+    assert isinstance(error.__context__, IntegrityError)
+    assert error.retraction is not None
+    assert read_history(tmp_path / "log").retractions == [error.__context__.retraction]
+    stream, first = continued(tmp_path, shown)
+    assert first == error.retraction.first_chunk == 3
+    assert as_shown(stream) == as_shown(clean(ScheduledEvent(chunk_index=3, hard_cut=True)))
+
+
+def fill_disk(data: bytes) -> bytes:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_after_the_log_has_failed_no_cut_leads_beyond_its_end(tmp_path: Path) -> None:
+    full = Change(FaultPoint.RECORD, 1, fill_disk)
+    shown, error = shown_until(tmp_path, Both(full, Change(NAN[0], AT, NAN[1])))
+    assert isinstance(error, IntegrityError)
+    stream, first = continued(tmp_path, shown)
+    assert first < 3  # saved before the log failed, and long verified
+    assert as_shown(stream) == as_shown(clean(ScheduledEvent(chunk_index=first, recompute=True)))
+    assert sorted(read_history(tmp_path / "log").finished) == list(range(NUM_CHUNKS))
 
 
 def test_a_retraction_covers_its_own_epochs_only() -> None:
