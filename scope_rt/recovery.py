@@ -81,7 +81,7 @@ class Recovery:
         """Return when what the log to resume held was read in full; blocks as its `offset` does.
 
         Raises:
-            IntegrityError: it is damaged.
+            DamageError: it is damaged.
         """
         if isinstance(self._log, StreamLog):
             self._log.settle_check()

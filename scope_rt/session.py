@@ -259,8 +259,9 @@ class StreamSession:
         returned; its snapshot stays then, for a session that resumes.
 
         Raises:
-            IntegrityError: the log of the stream that was resumed is damaged, or a rank found
-                something wrong in what it holds; the chunks that are unverified are retracted.
+            DamageError: the log of the stream that was resumed is damaged.
+            IntegrityError: a rank found something wrong in what it holds; the chunks that are
+                unverified are retracted.
         """
         if self._spans is None:
             self._spans = self._instruments.trace.spans

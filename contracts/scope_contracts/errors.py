@@ -113,6 +113,12 @@ class FingerprintError(IntegrityError, ParityError):
     runbook: ClassVar[str | None] = "drift"
 
 
+class DamageError(IntegrityError):
+    """A file is not what was written. No chunk was computed wrong, and none is suspect."""
+
+    runbook: ClassVar[str | None] = "drift"
+
+
 class LinkError(ScopeError):
     """The link between ranks failed. The group must be restarted; the stream then resumes."""
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from scope_contracts.errors import IntegrityError, ScopeError, UserInputError
+from scope_contracts.errors import DamageError, IntegrityError, ScopeError, UserInputError
 from scope_runners.exit_codes import BAD_INPUT, FAILED, INTEGRITY, INTERRUPTED
 from scope_runners.shortage import shortage_of
 from scope_runners.standard_streams import open_standard_streams
@@ -34,7 +34,7 @@ def guarded(
     except ScopeError as error:
         to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook and not log else ""
         say(f"{error}{to_read_it}", name=type(error).__name__)
-        if isinstance(error, IntegrityError):
+        if isinstance(error, IntegrityError) and not isinstance(error, DamageError):
             return INTEGRITY
         return BAD_INPUT if isinstance(error, UserInputError) else FAILED
     except BrokenPipeError:  # whoever read our output has left, as `head` does

@@ -12,7 +12,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scope_contracts.errors import IntegrityError, RecordingError, ScopeError, UserInputError
+from scope_contracts.errors import (
+    DamageError,
+    IntegrityError,
+    RecordingError,
+    ScopeError,
+    UserInputError,
+)
 from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
@@ -251,7 +257,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
     """Publish what was made and say so; raises `failure` once that is done."""
     job, stage, stop = run.job, run.stage, run.stop
     # An error of integrity may come with the last chunk: a resumed stream makes it again.
-    is_wrong = isinstance(failure, IntegrityError)
+    is_wrong = isinstance(failure, IntegrityError) and not isinstance(failure, DamageError)
     complete = len(stage.chunks) >= job.timeline.num_chunks and not is_wrong
     keep = not complete and (failure is not None or run.will_resume)
     stage.writer.close(keep=keep)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scope_contracts.errors import IntegrityError, UserInputError
+from scope_contracts.errors import DamageError, UserInputError
 from scope_rt.file_digest import FileDigest, digest_of
 from scope_rt.video.segments import CODEC_OF_SUFFIX
 from scope_runners.recording_argument import read_recording
@@ -43,7 +43,7 @@ def run_verify(namespace: argparse.Namespace) -> int:
 
     Raises:
         UserInputError: `file` is nothing that can be compared.
-        IntegrityError: a file holds something else; its first one is named.
+        DamageError: a file holds something else; its first one is named.
     """
     path: Path = namespace.file
     if path.suffix.lower() in {*CODEC_OF_SUFFIX, ".json"}:
@@ -59,7 +59,7 @@ def run_verify(namespace: argparse.Namespace) -> int:
             print(printable(row), flush=True)
     for verdict in verdicts:
         if verdict.damage:
-            raise IntegrityError(
+            raise DamageError(
                 f"{verdict.kind} {verdict.path} is not what was written ({verdict.damage}); copy "
                 "it again from where it was written, or make it anew"
             )

@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import Tensor
 
-from scope_contracts.errors import IntegrityError, ScopeError, UserInputError
+from scope_contracts.errors import DamageError, IntegrityError, ScopeError, UserInputError
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.delivery import Delivery
 from scope_rt.control.inbox import ControlInbox, Directive, Taken
@@ -151,6 +151,8 @@ class StreamLoop:
         """An `IntegrityError` in here retracts what is unverified, and names it."""
         try:
             yield
+        except DamageError:  # of the log: no chunk is wrong
+            raise
         except IntegrityError as error:
             self._retract(error)
             raise

@@ -8,7 +8,7 @@ loaded with the checkpoint, and continue at rank0's resume point.
 from dataclasses import replace
 
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import IntegrityError
+from scope_contracts.errors import DamageError, IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys
@@ -110,7 +110,7 @@ class Rank:
 
     def report(self, error: IntegrityError) -> None:
         """Tell the other ranks why this one will leave: they must not take it for a loss."""
-        if self._world is not None:
+        if self._world is not None and not isinstance(error, DamageError):
             self._world.heartbeat.report(error)
 
     def _serve(self) -> None:

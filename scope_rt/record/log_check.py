@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from scope_contracts.errors import ContractError, IntegrityError
+from scope_contracts.errors import ContractError, DamageError
 from scope_contracts.log_file import Entry, LogReader
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError
 
@@ -33,10 +33,10 @@ class LogCheck:
         """Return at once where nothing was found so far.
 
         Raises:
-            IntegrityError: naming the byte at which the log is damaged.
+            DamageError: naming the byte at which the log is damaged.
         """
         if self._failure is not None:
-            raise IntegrityError(
+            raise DamageError(
                 f"stream log {self._path}: what was to be resumed cannot be trusted "
                 f"({self._failure}); all before it can be read with scope-rt inspect; to start "
                 f"the stream anew, move {self._path} away"

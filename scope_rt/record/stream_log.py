@@ -135,7 +135,7 @@ class StreamLog:
     def offset(self) -> int:
         """Bytes of whole records, all that were appended: what a snapshot taken now must name.
 
-        Blocks until they are written, `STALL_TIMEOUT_S` at most. Raises `IntegrityError` where what
+        Blocks until they are written, `STALL_TIMEOUT_S` at most. Raises `DamageError` where what
         was resumed is found to be damaged.
         """
         if self._check is not None:
@@ -178,7 +178,7 @@ class StreamLog:
         """Return when all that was in the file to resume was read and compared.
 
         Blocks while the disk answers, at most `STALL_TIMEOUT_S` for one answer. Raises
-        `IntegrityError` where it is damaged.
+        `DamageError` where it is damaged.
         """
         if self._check is not None:
             self._check.settle()

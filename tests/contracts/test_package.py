@@ -43,6 +43,7 @@ def test_an_error_with_a_runbook_ends_by_naming_it() -> None:
     [
         (scope_contracts.DigestError, "drift"),
         (scope_contracts.FingerprintError, "drift"),
+        (scope_contracts.DamageError, "drift"),
         (scope_contracts.SlowRankError, "rank-loss"),
         (scope_contracts.LinkTimeoutError, "hang"),
         (scope_contracts.EpochError, "drift"),

@@ -4,6 +4,7 @@ unknowingly; after a loss the stream continues from its context."""
 import errno
 import os
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import torch
 
 from scope_contracts.envelope import LATENTS_OUT
 from scope_contracts.errors import (
+    DamageError,
     FingerprintError,
     IntegrityError,
     PeerLostError,
     ScopeError,
     UserInputError,
 )
+from scope_contracts.log_file import Entry, LogReader
+from scope_contracts.log_records import Finished
 from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
@@ -278,6 +282,32 @@ def test_after_the_log_has_failed_no_cut_leads_beyond_its_end(tmp_path: Path) ->
     assert first < 3  # saved before the log failed, and long verified
     assert as_shown(stream) == as_shown(clean(ScheduledEvent(chunk_index=first, recompute=True)))
     assert sorted(read_history(tmp_path / "log").finished) == list(range(NUM_CHUNKS))
+
+
+def test_a_damaged_log_is_no_reason_to_retract(tmp_path: Path) -> None:
+    lost = Change(LOST[0], AT, LOST[1])
+    config = settings_in(tmp_path, record_latents=True)
+    with (
+        pytest.raises(PeerLostError),
+        StreamSession(config, instruments=Instruments(faults=lost)) as session,
+    ):
+        list(session.stream(PROMPT, num_chunks=NUM_CHUNKS))
+    log = tmp_path / "log"
+    data = bytearray(log.read_bytes())
+    (end,) = (entry.end for entry in LogReader(BytesIO(data)) if is_finished(entry, 2))
+    data[end - 100] ^= 1  # in its latents, which no resume reads
+    log.write_bytes(data)
+    with (
+        pytest.raises(DamageError) as raised,
+        StreamSession(settings_in(tmp_path, resume=True, record_latents=True)) as session,
+    ):
+        list(session.stream(PROMPT, num_chunks=NUM_CHUNKS))
+    assert raised.value.retraction is None
+    assert read_history(log).retractions == []
+
+
+def is_finished(entry: Entry, chunk: int) -> bool:
+    return isinstance(entry.record, Finished) and entry.record.chunk_index == chunk
 
 
 def test_a_retraction_covers_its_own_epochs_only() -> None:
