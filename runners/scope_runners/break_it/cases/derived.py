@@ -1,5 +1,6 @@
 """Faults 28 to 30: what was computed once, for many chunks, changes in memory."""
 
+from dataclasses import replace
 from functools import partial
 
 from scope_contracts.integrity import IntegrityLevel
@@ -7,8 +8,8 @@ from scope_rt.topology import Topology
 from scope_runners.break_it.actions.state import How
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.job import Script, ScriptEvent
-from scope_runners.break_it.numeric import NumericFault, refused_by_group, refused_there
-from scope_runners.break_it.scenario import FAULT_CHUNK, PP0, Expected
+from scope_runners.break_it.numeric import NumericFault, refused_there
+from scope_runners.break_it.scenario import FAULT_CHUNK, PEER_LOST, PP0, Expected
 
 UNSEEN_CHUNK = FAULT_CHUNK + 1
 """Where the rotation of a short stream is at weights, not at what was derived from them."""
@@ -17,10 +18,15 @@ NEXT_PROMPT = Script(events=(ScriptEvent(chunk=UNSEEN_CHUNK + 1, repeats_prompt=
 
 
 def _refused_alike(topology: Topology, level: IntegrityLevel) -> Expected:
-    """By default, ranks that computed the same chunk from it compare first."""
-    is_compared = topology.tp_degree > 1 and level is IntegrityLevel.DEFAULT
-    refused = refused_by_group if is_compared else refused_there
-    return refused("IntegrityError", topology, level)
+    """By default the ranks that compare results with it refuse as well, if no turn came first."""
+    there = refused_there("IntegrityError", topology, level)
+    if level is IntegrityLevel.STRICT:
+        return there
+    ends = list(there.ends)
+    for rank in topology.generator_ranks:
+        if ends[rank] == PEER_LOST:
+            ends[rank] = PEER_LOST | {"IntegrityError"}
+    return replace(there, ends=tuple(ends))
 
 
 _TEXT = partial(
