@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from scope_contracts.errors import UserInputError
 from scope_runners.break_it.cases import (
+    arithmetic,
     cached_rows,
     consumers,
     data,
@@ -36,6 +37,7 @@ CASES: tuple[Case, ...] = tuple(
             *values.CASES,
             *link.CASES,
             *origin.CASES,
+            *arithmetic.CASES,
         ),
         key=lambda case: case.number,
     )

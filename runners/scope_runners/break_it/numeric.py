@@ -33,6 +33,8 @@ from scope_runners.break_it.scenario import (
 WITHIN = 4
 """Chunks within which everything is verified once: `SCOPE_VERIFY_WITHIN` of these runs."""
 LEVELS = (IntegrityLevel.DEFAULT, IntegrityLevel.STRICT)
+ARITHMETIC = (Detector.ORACLE, Detector.LINEAR_SUMS)
+"""What computes again, and so finds most of what others find, where it has its turn."""
 Refusal = Callable[[Topology, IntegrityLevel], Expected]
 
 

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scope_rt.attention.backend import AttentionBackend
+from scope_rt.attention.key_bias import KeyBias
 from scope_rt.collectives import Collectives
+from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.row_store import RowStore, Slots
 from scope_rt.kv_cache.slot_cache import SlotCache
 from scope_rt.models.causal_wan import Block
-from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.generator import CachedSelfAttention, ChunkGenerator
 from scope_rt.models.noise import NoiseSource
 
 
@@ -84,6 +87,78 @@ def _set_precision(generator: ChunkGenerator) -> ChunkGenerator:
     return generator
 
 
+class _Unrotated(ChunkGenerator):
+    """Rotation tables of the frame before."""
+
+    __slots__ = ()
+
+    def _rope(self, frames: range, grid: tuple[int, int]) -> Tensor:
+        return super()._rope(range(frames.start - 1, frames.stop - 1), grid)
+
+
+class _Biased(ChunkGenerator):
+    """Another bias than the one that ranks have compared."""
+
+    __slots__ = ()
+
+    def _attention(self, window: WriteWindow, num_frames: int, bias: float) -> CachedSelfAttention:
+        return super()._attention(window, num_frames, bias / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _WrongKernel:
+    """Attention that takes the newest value for zero."""
+
+    kernel: AttentionBackend
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    def attend(
+        self, q_BTHD: Tensor, k_BKHD: Tensor, v_BKHD: Tensor, bias: KeyBias | None
+    ) -> Tensor:
+        v_BKHD = v_BKHD.clone()
+        v_BKHD[:, -1] = 0
+        return self.kernel.attend(q_BTHD, k_BKHD, v_BKHD, bias)
+
+
+def _turn_rotations(generator: ChunkGenerator) -> ChunkGenerator:
+    generator.__class__ = _Unrotated
+    return generator
+
+
+def _change_bias(generator: ChunkGenerator) -> ChunkGenerator:
+    generator.__class__ = _Biased
+    return generator
+
+
+def _change_kernel(generator: ChunkGenerator) -> ChunkGenerator:
+    generator.backend = _WrongKernel(generator.backend)
+    return generator
+
+
+def _skip_early_writes(generator: ChunkGenerator) -> ChunkGenerator:
+    """A layer writes its rows at a chunk's last call only; the others see what was there."""
+    cache = generator.cache
+    assert isinstance(cache, SlotCache), "a stream's cache"
+    vars(cache)["_write"] = partial(_write_last, cache, cache.spec.num_layers // 2)
+    return generator
+
+
+def _write_last(
+    cache: SlotCache,
+    skipped: int,
+    layer: int,
+    slots: slice,
+    planes: Sequence[Tensor],
+    *,
+    is_final: bool = True,
+) -> None:
+    if is_final or layer != skipped:
+        SlotCache._write(cache, layer, slots, planes, is_final=is_final)
+
+
 def _skip_writes(generator: ChunkGenerator) -> ChunkGenerator:
     """A layer's rows are given to the cache, and never get there."""
     cache = generator.cache
@@ -113,4 +188,8 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "turn_output": _turn_output,
     "set_precision": _set_precision,
     "skip_writes": _skip_writes,
+    "skip_early_writes": _skip_early_writes,
+    "turn_rotations": _turn_rotations,
+    "change_bias": _change_bias,
+    "change_kernel": _change_kernel,
 }

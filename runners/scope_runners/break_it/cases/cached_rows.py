@@ -7,7 +7,7 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_rt.topology import Topology
 from scope_runners.break_it.actions.state import How
 from scope_runners.break_it.detectors import Detector
-from scope_runners.break_it.numeric import NumericFault, refused_there
+from scope_runners.break_it.numeric import ARITHMETIC, NumericFault, refused_there
 from scope_runners.break_it.scenario import IN_ORDER, PEER_LOST, Expected
 
 _WHAT = {
@@ -48,13 +48,14 @@ CASES = (
         name="rows-nan",
         description="the rows of one cached frame are NaN, on one rank",
         arguments={"how": How.NAN},
-        layer=(Detector.ROWS, Detector.VALUES),
+        layer=(Detector.ROWS, Detector.VALUES, Detector.CACHED_ROWS, *ARITHMETIC),
         refusal=_refused_nan,
     ).cases(),
     *_ROWS(
         number=27,
         name="skipped-write",
         description="one layer's rows are never written to the cache, on one rank",
+        layer=(Detector.ROWS, Detector.CACHED_ROWS),
         action="skip_writes",
         takes_turns=True,
     ).cases(),

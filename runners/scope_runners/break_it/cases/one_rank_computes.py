@@ -6,6 +6,7 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_rt.topology import Topology
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.numeric import (
+    ARITHMETIC,
     NumericFault,
     all_generators,
     one_of_several,
@@ -45,6 +46,7 @@ CASES = (
         number=32,
         name="sums-one-rank",
         description="all-reduces give one rank noisy sums",
+        layer=(Detector.REPLICATED, Detector.REDUCED_SUMS),
         action="add_to_sums",
         arguments={"seed": 1},
     ).cases(),
@@ -57,13 +59,13 @@ CASES = (
     *_PRECISION(
         name="precision-one",
         description="one rank begins to multiply matrices in bfloat16",
-        layer=(Detector.NUMERICS, Detector.REPLICATED),
+        layer=(Detector.NUMERICS, Detector.REPLICATED, *ARITHMETIC),
         refusal=partial(refused_there, "IntegrityError"),
     ).cases(),
     *_PRECISION(
         name="precision-all",
         description="all ranks begin to multiply matrices in bfloat16",
-        layer=(Detector.NUMERICS,),
+        layer=(Detector.NUMERICS, *ARITHMETIC),
         refusal=_refused_by_each,
         on=all_generators,
     ).cases(),
