@@ -8,7 +8,7 @@ from scope_rt.topology import Topology
 from scope_runners.break_it.actions.state import How
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.numeric import ARITHMETIC, NumericFault, refused_there
-from scope_runners.break_it.scenario import IN_ORDER, PEER_LOST, Expected
+from scope_runners.break_it.scenario import IN_ORDER, PEER_LOST, SINGLE, Expected
 
 _WHAT = {
     How.FLIP: "one bit of one cached row flips",
@@ -19,12 +19,11 @@ _WHAT = {
 
 
 def _refused_nan(topology: Topology, level: IntegrityLevel) -> Expected:
-    """By default, rank0 sees latents of NaN where it is not the rows' turn."""
+    """NaN spreads: other ranks find it in what they compute, and rank0 in the latents."""
     there = refused_there("IntegrityError", topology, level)
-    if level is IntegrityLevel.STRICT:
-        return there
     first, *others = there.ends
-    ends = (first | PEER_LOST | {"IntegrityError"}, *(end | IN_ORDER for end in others))
+    found = PEER_LOST | {"IntegrityError"}
+    ends = (first | found, *(end | found | IN_ORDER for end in others))
     return replace(there, ends=ends)
 
 
@@ -50,6 +49,7 @@ CASES = (
         arguments={"how": How.NAN},
         layer=(Detector.ROWS, Detector.VALUES, Detector.CACHED_ROWS, *ARITHMETIC),
         refusal=_refused_nan,
+        topology=SINGLE,
     ).cases(),
     *_ROWS(
         number=27,
