@@ -192,7 +192,8 @@ class SlotCache:
 
     def damaged(self, layers: range) -> list[tuple[int, int]]:
         found, self._left_damaged = self._left_damaged, []
-        return found + self._damaged_at(layers, self.policy.slots_kept)
+        # What was evicted a moment ago was attended to as well, and still lies there.
+        return found + self._damaged_at(layers, sorted(self._frame_at))
 
     def _verify_leaving(self, frame_slots: Iterable[int]) -> None:
         """What is about to be overwritten was attended to until now; later nobody can tell."""

@@ -120,7 +120,9 @@ def test_text_that_changed_is_found_before_another_prompt_replaces_it() -> None:
     assert shown == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", ["quantized:int8", "quantized:int4", "paged", "hierarchical"])
+@pytest.mark.parametrize(
+    "kind", ["quantized:int8", "quantized:int4", "h2o", "h2o:int8", "paged", "hierarchical"]
+)
 def test_every_kind_of_cache_finds_a_changed_row(kind: str) -> None:
     assert shown_until_found(flip_row, num_chunks=AT + 2, integrity="strict", kv_cache=kind) == 0
 
