@@ -59,7 +59,7 @@ def test_a_silent_rank_is_named_and_waits_for_it_end(pulses: tuple[Pulse, Pulse]
     listener, _ = pulses
     listener.heartbeat.start()
     assert listener.aborted.wait(2 * BOUND_S)
-    with pytest.raises(LinkTimeoutError, match=r"^rank 1 sent no heartbeat for 0\.(8|9) s; see"):
+    with pytest.raises(LinkTimeoutError, match=r"^rank 1 sent no heartbeat for [01]\.\d s; see"):
         listener.heartbeat.check()
 
 
@@ -125,7 +125,7 @@ def test_a_store_that_does_not_answer_is_named(signum: signal.Signals) -> None:
         assert pulse.aborted.wait(6 * BOUND_S)
         assert time.monotonic() - started_s < 4 * BOUND_S
         said = str(pulse.heartbeat.lost)
-        assert re.match(r"the store at 127.0.0.1:\d+ did not answer for 0\.[89] s", said)
+        assert re.match(r"the store at 127.0.0.1:\d+ did not answer for [01]\.\d s", said)
         pulse.heartbeat.stop()
 
 
