@@ -49,7 +49,9 @@ class _StateCheck(Protocol):
 
 
 class _NumericsCheck(Protocol):
-    def __call__(self, rank: int, chunk: int, *, now: str, at_start: str) -> None: ...
+    def __call__(
+        self, rank: int, chunk: int, *, now: Sequence[str], at_start: Sequence[str]
+    ) -> None: ...
 
 
 class _LatentsCheck(Protocol):
@@ -150,7 +152,7 @@ class Checks:
     """A generator rank, after a chunk: did it make as many calls as planned?"""
     scalars: Callable[[Sequence[ScalarDigest], Sequence[int]], None] = compare_digests
     """The generator ranks, every N chunks: are they about to run the same chunk?"""
-    same_numerics: Callable[[Sequence[str], Sequence[int]], None] = compare_numerics
+    same_numerics: Callable[[Sequence[Sequence[str]], Sequence[int]], None] = compare_numerics
     """The generator ranks, every N chunks: do they compute under the same numeric settings?"""
     pace: Callable[[int, Sequence[float], Sequence[int], float], None] = check_pace
     """The generator ranks, every N chunks: is one far slower than the others?"""

@@ -3,8 +3,8 @@
 import torch
 
 
-def numeric_settings() -> str:
-    """`name=value` of each, separated by spaces; equal settings give equal text.
+def numeric_settings() -> tuple[str, ...]:
+    """`name=value` of each; equal settings give equal texts.
 
     A thread of another autocast mode or default dtype computes otherwise than its process says, so
     ask on the thread that computes.
@@ -29,4 +29,4 @@ def numeric_settings() -> str:
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
         }
-    return " ".join(f"{name}={value}" for name, value in settings.items())
+    return tuple(f"{name}={value}" for name, value in settings.items())

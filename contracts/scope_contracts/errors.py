@@ -119,6 +119,12 @@ class DamageError(IntegrityError):
     runbook: ClassVar[str | None] = "drift"
 
 
+class ModelDamageError(FingerprintError, DamageError):
+    """A model folder does not hold what its manifest says. Copy it again; no chunk was made."""
+
+    runbook: ClassVar[str | None] = "drift"
+
+
 class LinkError(ScopeError):
     """The link between ranks failed. The group must be restarted; the stream then resumes."""
 

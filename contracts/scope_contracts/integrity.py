@@ -16,7 +16,7 @@ class IntegrityLevel(StrEnum):
     DEFAULT = "default"
     """Values and replicated results before a chunk is shown; state and arithmetic in rotation."""
     STRICT = "strict"
-    """All state and the arithmetic of every layer, before a chunk is shown."""
+    """All state, and one token of every layer and call, before a chunk is shown."""
 
 
 def check_derived(rank: int, chunk: int, made: Checksums, now: Callable[[str], int]) -> None:
@@ -62,14 +62,14 @@ def check_replicated(chunk: int, digests: Sequence[str], ranks: Sequence[int]) -
     raise IntegrityError(f"chunk {chunk}: {who}, though all must compute the same")
 
 
-def check_numerics(rank: int, chunk: int, *, now: str, at_start: str) -> None:
+def check_numerics(rank: int, chunk: int, *, now: Sequence[str], at_start: Sequence[str]) -> None:
     """Refuse a `rank` whose process-wide numeric settings have changed since it started.
 
     Raises:
         IntegrityError: naming the settings that changed.
     """
     if now != at_start:
-        before, after = at_start.split(), now.split()
+        before, after = at_start, now
         changed = [
             f"{new} (was {old})" for old, new in zip(before, after, strict=False) if old != new
         ]

@@ -123,13 +123,13 @@ def compare_digests(digests: Sequence[ScalarDigest], ranks: Sequence[int]) -> No
     _compare(digests, ranks, where=f"chunk {digests[0].chunk_index}: ", fix="")
 
 
-def compare_numerics(settings: Sequence[str], ranks: Sequence[int]) -> None:
-    """Check that all ranks compute under the same numeric settings, each `name=value name=value`.
+def compare_numerics(settings: Sequence[Sequence[str]], ranks: Sequence[int]) -> None:
+    """Check that all ranks compute under the same numeric settings, each a `name=value`.
 
     Raises `ParityError` naming the first setting that differs, both values and both ranks.
     """
     for rank, each in zip(ranks, settings, strict=True):
-        for want, got in zip_longest(settings[0].split(), each.split(), fillvalue="nothing"):
+        for want, got in zip_longest(settings[0], each, fillvalue="nothing"):
             if got != want:
                 raise ParityError(
                     f"numeric settings: rank {ranks[0]} has {want}, rank {rank} has {got}; give "

@@ -4,6 +4,7 @@ A sum with signs is taken of each rank's own part and of what came back: neighbo
 opposite signs, channels fixed pseudo-random ones. `check_sums` adds up the parts of all ranks.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.arithmetic import ReducedSum
+from scope_contracts.errors import IntegrityError
 from scope_rt.integrity.linear_sums import signs
 
 
@@ -33,8 +35,11 @@ class ReducedPair:
         return replace(self, got=signed_sum(got))
 
     def on_host(self, name: str) -> ReducedSum:
+        """Raises `IntegrityError` where a number is not finite: it cannot be told to others."""
         assert self.got is not None
         given, got, length = torch.stack((self.given, self.got, self.length.double())).tolist()
+        if not all(map(math.isfinite, (given, got, length))):
+            raise IntegrityError(f"{name}: what ranks add up is not finite ({given:g}, {got:g})")
         return ReducedSum(
             name=name, given=given, got=got, squares=length**2, roundoff=self.roundoff
         )

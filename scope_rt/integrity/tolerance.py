@@ -27,6 +27,8 @@ SQUARES_ROUNDOFF = 2.0**-24
 """Sums of squares are taken in float32, whatever the model's dtype."""
 SHARED = 16.0
 """Roundings that all numbers of a token share: mean, variance and root of a norm."""
+_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
+"""Unit roundoff of float32 products by `torch.get_float32_matmul_precision()`."""
 EXACT: Array = np.zeros((1, 1))
 """The error of what was observed."""
 
@@ -40,15 +42,20 @@ class Tracked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Unit roundoffs of one model dtype: of sums (float32 or wider), and of what is stored."""
+    """Unit roundoffs of one model dtype: of products and sums, and of what is stored."""
 
     work: float
     stored: float
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> "Rounding":
-        work = torch.promote_types(dtype, torch.float32)
-        return cls(torch.finfo(work).eps / 2, torch.finfo(dtype).eps / 2)
+        """As the process is set: float32 products may be rounded to TF32 or bfloat16 first."""
+        work = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+        if dtype is torch.float32:
+            precision = torch.get_float32_matmul_precision()
+            tf32 = torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32
+            work = max(work, _PRODUCTS[precision], _PRODUCTS["high" if tf32 else "highest"])
+        return cls(work, torch.finfo(dtype).eps / 2)
 
     @property
     def store(self) -> float:

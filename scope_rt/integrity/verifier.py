@@ -1,40 +1,24 @@
 """All that one generator rank verifies around a chunk, and what it tells the other ranks of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from scope_contracts.arithmetic import ReducedSum
 from scope_contracts.envelope import PPEnvelope
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.parity import HASH_BYTES
-from scope_contracts.wire import CanonicalMessage
 from scope_rt.checks import Checks
 from scope_rt.integrity.arithmetic import ArithmeticCheck
 from scope_rt.integrity.canary import Canary
+from scope_rt.integrity.evidence import RankEvidence
 from scope_rt.integrity.state_audit import Digests, StateAudit
 from scope_rt.models.generator import ChunkGenerator
 
 AUDITED_CHUNKS = 8
 """In `default`, one chunk of so many has a token recomputed: each turn costs some 4 % of a chunk of
 the embedded model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEvidence(CanonicalMessage):
-    """What ranks compare after a chunk."""
-
-    result: str
-    """Digest of the noise that was drawn and of the latents, in hexadecimal: equal on all ranks."""
-    canary: str = ""
-    """Digest of the fixed chunk; empty where it was not run."""
-    expected_canary: str = ""
-    """Of its first run."""
-    sums: tuple[ReducedSum, ...] = ()
-    """Of the all-reduces that were watched."""
 
 
 class Verifier:

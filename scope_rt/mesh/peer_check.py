@@ -12,12 +12,14 @@ from statistics import median
 from scope_contracts.parity import ScalarDigest
 from scope_contracts.wire import CanonicalMessage
 from scope_rt.checks import Checks
-from scope_rt.integrity.verifier import RankEvidence
+from scope_rt.integrity.evidence import RankEvidence, decode_evidence, encode_evidence
 
 NUM_REMEMBERED = 16
 """Chunks whose times a rank is measured by."""
 FEWEST_REMEMBERED = 3
 """Fewer are not compared: the first chunk after a start warms up, and any one may be an outlier."""
+_OF_ONE_RANK = "threads="
+"""A host may have more cores than another; its number of threads must only stay what it is."""
 _LENGTH_BYTES = 4
 _PIECE_BYTES = 4000
 """Of evidence that one gather takes."""
@@ -34,7 +36,8 @@ class PeerReport(CanonicalMessage):
 
     digest: ScalarDigest
     busy_ms: float
-    numerics: str = ""
+    numerics: tuple[str, ...] = ()
+    """Those numeric settings that change results."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,13 +56,13 @@ class PeerCheck:
     check_peers: Callable[[], None] = no_peers
     """Raises the LinkError of a rank that was lost meanwhile; GPU sums that were ended do not."""
     slow_factor: float = 0.0
-    numerics: Callable[[], str] = str
+    numerics: Callable[[], tuple[str, ...]] = tuple
     """This process's numeric settings, where they are watched."""
     checks: Checks = field(default_factory=Checks)
     _num_chunks: int = 0
     _waited_before_s: float = 0.0
     _busy_ms: list[float] = field(default_factory=list)
-    _numerics_at_start: str | None = None
+    _numerics_at_start: tuple[str, ...] | None = None
 
     def before(self, digest: ScalarDigest) -> None:
         """Compare, if it is due, what the ranks are about to run.
@@ -78,7 +81,8 @@ class PeerCheck:
         self.checks.numerics(self.rank, digest.chunk_index, now=now, at_start=at_start)
         if not due or self.gather is None:
             return
-        mine = PeerReport(digest=digest, busy_ms=self._usual_ms(), numerics=now)
+        shared = tuple(each for each in now if not each.startswith(_OF_ONE_RANK))
+        mine = PeerReport(digest=digest, busy_ms=self._usual_ms(), numerics=shared)
         reports = [PeerReport.decode(data) for data in self.gather(mine.encode())]
         self.checks.scalars([report.digest for report in reports], self.ranks)
         self.checks.same_numerics([report.numerics for report in reports], self.ranks)
@@ -108,7 +112,9 @@ class PeerCheck:
     def _compare(self, chunk: int, mine: RankEvidence) -> None:
         given = [mine]
         if self.gather is not None:
-            given = [RankEvidence.decode(data) for data in _gathered(self.gather, mine.encode())]
+            given = [
+                decode_evidence(data) for data in _gathered(self.gather, encode_evidence(mine))
+            ]
         self.checks.replicated(chunk, [each.result for each in given], self.ranks)
         if mine.sums:
             self.checks.reduced_sums(chunk, [each.sums for each in given], self.ranks)

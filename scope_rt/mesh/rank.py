@@ -235,7 +235,7 @@ class Rank:
                 # Not a method of this object: in a circle, groups would outlive their session.
                 check_peers=no_peers if self._world is None else self._world.heartbeat.check,
                 slow_factor=setup.config.mesh.slow_rank_factor,
-                numerics=numeric_settings if self._verifies else str,
+                numerics=numeric_settings if self._verifies else tuple,
                 checks=self._instruments.checks,
             ),
             verifier=self._verifier_of(generator) if self._verifies else None,

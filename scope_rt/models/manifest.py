@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from scope_contracts.errors import FingerprintError, UserInputError
+from scope_contracts.errors import ModelDamageError, UserInputError
 from scope_rt import output_file
 from scope_rt.models.file_contents import MANIFEST_NAME, FileRead, model_files, read_file
 from scope_rt.models.weight_files import tensors_of
@@ -128,7 +128,7 @@ class Manifest:
         """Compare with the SHA-256 of files of `folder`; those that are not given are not compared.
 
         Raises:
-            FingerprintError: naming the tensor or the file that is another.
+            ModelDamageError: naming the tensor or the file that is another.
         """
         for name, sha256 in sha256s.items():
             want = self.files.get(name)
@@ -142,9 +142,9 @@ class Manifest:
                 raise refusal(folder, difference)
 
 
-def refusal(folder: Path, difference: Difference) -> FingerprintError:
+def refusal(folder: Path, difference: Difference) -> ModelDamageError:
     """The error for a folder that holds something else than it should."""
-    return FingerprintError(
+    return ModelDamageError(
         f"model folder {folder}: {difference}; copy the folder again, or if that was changed on "
         f"purpose, vouch for it with scope-rt model verify {folder} --write"
     )

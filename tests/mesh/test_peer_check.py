@@ -9,7 +9,7 @@ import pytest
 from scope_contracts import ScalarDigest, SlowRankError
 from scope_contracts.arithmetic import ReducedSum
 from scope_contracts.errors import IntegrityError, ParityError
-from scope_rt.integrity.verifier import RankEvidence
+from scope_rt.integrity.evidence import RankEvidence, encode_evidence
 from scope_rt.mesh.peer_check import FEWEST_REMEMBERED, PeerCheck, PeerReport
 
 DIGEST = ScalarDigest(
@@ -82,7 +82,7 @@ class Group:
     """A group of three, in which every rank has given what is in `given`."""
 
     def __init__(self, given: list[RankEvidence]) -> None:
-        self._sent = [data.encode() for data in given]
+        self._sent = [encode_evidence(data) for data in given]
         self.num_gathers = 0
 
     def gather(self, mine: bytes) -> list[bytes]:
@@ -126,18 +126,18 @@ def test_evidence_of_any_length_is_compared() -> None:
             ReducedSum(
                 name=f"call 0, layer {layer}, self-attention",
                 given=1.0,
-                got=3.0 + odd * (layer == 99),
+                got=3.0 + odd * (layer == 799),
                 squares=1.0,
                 roundoff=2.0**-24,
             )
-            for layer in range(100)
+            for layer in range(800)
         )
 
     group = Group([of("a", sums=sums(0.0))] * 3)
     group.after(of("a", sums=sums(0.0)))
     assert group.num_gathers > 2
     group = Group([of("a", sums=sums(0.0)), of("a", sums=sums(0.0)), of("a", sums=sums(1e-3))])
-    with pytest.raises(IntegrityError, match="chunk 5, rank 3, call 0, layer 99, self-attention"):
+    with pytest.raises(IntegrityError, match="chunk 5, rank 3, call 0, layer 799, self-attention"):
         group.after(of("a", sums=sums(0.0)))
 
 
@@ -149,7 +149,7 @@ def test_a_fixed_chunk_that_changed_is_named_with_its_rank() -> None:
 
 
 def test_a_numeric_setting_that_changed_is_named_before_the_next_chunk() -> None:
-    settings = ["threads=1 matmul_precision=highest", "threads=1 matmul_precision=medium"]
+    settings = [("threads=1", f"matmul_precision={name}") for name in ("highest", "medium")]
     it = replace(check(peer_ms=None), numerics=lambda: settings[0])
     it.before(DIGEST)
     it.before(DIGEST)
@@ -162,9 +162,9 @@ def test_a_numeric_setting_that_changed_is_named_before_the_next_chunk() -> None
 
 def test_ranks_that_start_with_other_numeric_settings_are_named() -> None:
     def gather(mine: bytes) -> list[bytes]:
-        other = PeerReport(digest=DIGEST, busy_ms=0.0, numerics="cpu=AVX2 threads=1")
+        other = PeerReport(digest=DIGEST, busy_ms=0.0, numerics=("cpu=AVX2",))
         return [mine, other.encode()]
 
-    it = replace(check(peer_ms=20.0), gather=gather, numerics=lambda: "cpu=AVX512 threads=1")
+    it = replace(check(peer_ms=20.0), gather=gather, numerics=lambda: ("cpu=AVX512", "threads=1"))
     with pytest.raises(ParityError, match="rank 1 has cpu=AVX512, rank 2 has cpu=AVX2"):
         it.before(DIGEST)
