@@ -7,11 +7,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from scope_contracts.errors import UserInputError
+from scope_rt.models.loading import ModelFolder
 from scope_runners.break_it import command
 from scope_runners.break_it.catalogue import CASES, chosen
 from scope_runners.break_it.command import add_break_it_arguments, run_break_it
+from scope_runners.break_it.driver import recomputing_copy
 from scope_runners.break_it.suite import Suite
 from scope_runners.main import main
 
@@ -118,3 +121,9 @@ def test_what_finds_a_numeric_fault_is_told_on_any_plan_and_cache(
     assert row.startswith("| 26 `rows-zeros` on single | `rows` | after ")
     assert row.split("|")[4] == " after 0, 0 shown wrong "
     assert "**drift**: " in row
+
+
+def test_the_copy_that_recomputes_is_a_whole_model_of_its_own(tmp_path: Path) -> None:
+    copy = ModelFolder.open(recomputing_copy(ModelFolder.open("tiny"), tmp_path / "copy"))
+    assert not copy.recipe.clean_pass
+    assert copy.fingerprint(torch.float32) != ModelFolder.open("tiny").fingerprint(torch.float32)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scope_contracts.errors import ScopeError
+from scope_rt.models.file_contents import MANIFEST_NAME
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import RECIPE_NAME, CacheUpkeep, Recipe
 from scope_rt.topology import Topology
@@ -172,14 +173,14 @@ def recomputing_copy(model: ModelFolder, into: Path) -> Path:
     """The folder of the same model with recompute for cache upkeep; `into` gets links to it.
 
     What such a model shows is no picture to judge, unless it was trained so; its messages are those
-    of any recompute model.
+    of any recompute model. The manifest stays behind: it vouches for the recipe too.
     """
     recipe = model.recipe
     if not recipe.clean_pass:
         return model.path
     for file in model.path.rglob("*"):
         link = into / file.relative_to(model.path)
-        if file.is_file() and file.name != RECIPE_NAME:
+        if file.is_file() and file.name not in (RECIPE_NAME, MANIFEST_NAME):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file.resolve())
     context_frames = max(1, recipe.window_frames - recipe.frames_per_block)
