@@ -18,7 +18,7 @@ from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, LATENTS_IN, PPEnve
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.checks import Checks
-from scope_rt.integrity.audit_plan import Audit, CallPlan, audits_of, calls_of
+from scope_rt.integrity.audit_plan import Audit, CallPlan, RecomputeTurns, audits_of, calls_of
 from scope_rt.integrity.cached_rows import largest_loss
 from scope_rt.integrity.linear_sums import to_array
 from scope_rt.integrity.oracle import BlockOracle, Stage
@@ -39,8 +39,9 @@ _REDUCED = (
 class ArithmeticCheck:
     """One generator rank's audit: `begin` before a chunk, `end` after it, then `report`.
 
-    In `default` every (layer, call) has its turn within layers x calls x `every` chunks. Build it
-    when the weights are loaded and verified: it remembers their sums, 40 bytes a row and a column.
+    In `default` every (layer, call) has its turn within layers x calls x `every` chunks, and a
+    recompute whenever it happens. Build it when the weights are loaded and verified: it remembers
+    their sums, 40 bytes a row and a column.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class ArithmeticCheck:
         if level is not IntegrityLevel.OFF:
             self._blocks = [each for each in generator.model.blocks if isinstance(each, Block)]
             self._oracles = [BlockOracle(block, self._rounding) for block in self._blocks]
+        self._recomputes = RecomputeTurns(num_layers=len(self._blocks), every=self._every)
 
     def begin(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
         """Watch the blocks that are audited in this chunk."""
@@ -86,22 +88,27 @@ class ArithmeticCheck:
             num_frames=latents.shape[1],
             num_context=num_context,
         )
-        if self._chunk % self._every:
-            return
-        audits = sorted(
-            audits_of(
-                self._chunk // self._every,
-                num_layers=len(self._blocks),
-                calls=self._calls,
-                batch=latents.shape[0],
-                is_strict=self._level is IntegrityLevel.STRICT,
-            ),
-            key=lambda audit: (audit.layer, audit.call),
-        )
+        audits = self._audits(latents.shape[0])
         for layer, each in groupby(audits, key=lambda audit: audit.layer):
             of_layer = list(each)
             recorder = BlockRecorder(self._blocks[layer], of_layer, self._calls)
             self._recorders.append((of_layer, recorder))
+
+    def _audits(self, batch: int) -> list[Audit]:
+        """Those of the chunk that begins, by layer."""
+        audits: list[Audit] = []
+        is_strict = self._level is IntegrityLevel.STRICT
+        if not self._chunk % self._every:
+            audits += audits_of(
+                self._chunk // self._every,
+                num_layers=len(self._blocks),
+                calls=self._calls,
+                batch=batch,
+                is_strict=is_strict,
+            )
+        if self._calls[0].block_frames and not is_strict:
+            audits += self._recomputes.audits(self._chunk, self._calls[0], batch=batch)
+        return sorted(audits, key=lambda audit: (audit.layer, audit.call))
 
     def end(self) -> None:
         """Compute again what was watched; the cache must have advanced.

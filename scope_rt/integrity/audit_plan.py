@@ -75,14 +75,51 @@ def audits_of(
     """One token of every call and layer where `is_strict`, else the one whose turn it is.
 
     Turns go through the layers, then through the calls: every (layer, call) has one within
-    `num_layers * len(calls)` chunks in a row of that many calls, and every token of it within as
-    many times the tokens. Where only some chunks have a recompute, those that have one take turns
-    by the same rule, in more chunks.
+    `num_layers * len(calls)` chunks in a row, and every token of it within as many times the
+    tokens. A recompute takes no turns here, so that it delays none: see `RecomputeTurns`.
     """
-    num_pairs = num_layers * len(calls)
+    num_recomputes = 0 if is_strict else sum(call.block_frames > 0 for call in calls)
+    num_pairs = num_layers * (len(calls) - num_recomputes)
     visit, turn = divmod(chunk, num_pairs)
     for pair in range(num_pairs) if is_strict else [turn]:
         call, layer = divmod(pair, num_layers)
+        call += num_recomputes
         number = visit + 31 * (chunk if is_strict else turn) + 7 * layer
         token = number % calls[call].num_tokens
         yield Audit(call=call, layer=layer, batch=chunk % batch, token=token)
+
+
+class RecomputeTurns:
+    """A recompute is audited whenever it happens: in all layers where it is rare, and in no more
+    than one for each `every` chunks since the last where it is not.
+
+    Whichever it is, a layer has its turn within `(num_layers + 1) * every` chunks, or in every
+    recompute. The first one of a start rebuilds what a lost process held, and is audited whole.
+    """
+
+    def __init__(self, *, num_layers: int, every: int) -> None:
+        self._num_layers, self._every = num_layers, every
+        self._num_audits = 0
+        self._paid_chunk: int | None = None
+        """Audits up to this chunk are done."""
+
+    def audits(self, chunk: int, call: CallPlan, *, batch: int) -> list[Audit]:
+        """Of the recompute that `chunk` begins with, its first call."""
+        due = self._num_layers
+        if self._paid_chunk is not None:
+            due = min(due, (chunk - self._paid_chunk) // self._every)
+        if due == self._num_layers:
+            self._paid_chunk = chunk
+        elif self._paid_chunk is not None:
+            self._paid_chunk += due * self._every
+        numbers = range(self._num_audits, self._num_audits + due)
+        self._num_audits += due
+        return [
+            Audit(
+                call=0,
+                layer=number % self._num_layers,
+                batch=chunk % batch,
+                token=31 * number % call.num_tokens,
+            )
+            for number in numbers
+        ]

@@ -11,6 +11,7 @@ from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRID
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity.arithmetic import ArithmeticCheck
+from scope_rt.integrity.audit_plan import CallPlan, RecomputeTurns
 from scope_rt.models.generator import BlockCausalSelfAttention
 from tests.integrity.audited import GENERATOR, NUM_TURNS
 from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
@@ -20,23 +21,27 @@ NUM_CONTEXT = 5
 """Latent frames: a whole block, and a part of one."""
 
 
-def run(level: IntegrityLevel, num_chunks: int) -> None:
-    """Chunks that each begin with a recompute, and have no clean pass."""
+def run(level: IntegrityLevel, num_chunks: int, *, every: int = 1, first: int = 0) -> None:
+    """Chunks that each begin with a recompute, from `first` on, and have no clean pass."""
     rollout = Rollout(sink=0, window=9, dtype=torch.float32)
-    check = ArithmeticCheck(rollout.generator, level=level, rank=0)
+    check = ArithmeticCheck(rollout.generator, level=level, rank=0, every=every)
     for chunk in range(num_chunks):
         plan = replace(
-            envelope(chunk, bias=0.6, calls=len(STEPS) + 1),
-            do_kv_recompute=True,
+            envelope(chunk, bias=0.6, calls=len(STEPS) + (chunk >= first)),
+            do_kv_recompute=chunk >= first,
             clean_pass=False,
-            current_start_frame=7 + chunk * BLOCK,
+            current_start_frame=7 * (chunk >= first) + chunk * BLOCK,
         )
         context = torch.cat([rollout.noise(90), rollout.noise(91)], 1)[:, :NUM_CONTEXT]
-        tensors = {LATENTS_IN: rollout.noise(chunk), CONTEXT_FRAMES_OVERRIDE: context}
+        tensors = {LATENTS_IN: rollout.noise(chunk)}
+        if chunk >= first:
+            tensors[CONTEXT_FRAMES_OVERRIDE] = context
         if chunk == 0:
             tensors[CONDITIONING_EMBEDS] = rollout.text
         check.begin(plan, tensors)
-        rollout.generator.generate(plan, tensors, CallBudget(chunk, len(STEPS) + 1).enter)
+        rollout.generator.generate(
+            plan, tensors, CallBudget(chunk, plan.expected_generator_calls).enter
+        )
         check.end()
 
 
@@ -56,3 +61,22 @@ def test_context_that_sees_later_blocks_is_found(
     monkeypatch.setattr(GENERATOR + "BlockCausalSelfAttention", too_wide)
     with pytest.raises(IntegrityError, match=r"rank 0, call 0, .*self-attention"):
         run(level, NUM_TURNS)
+
+
+def test_a_recompute_is_audited_in_the_chunk_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_wide(*, block_tokens: int, **named: Any) -> BlockCausalSelfAttention:
+        return BlockCausalSelfAttention(block_tokens=2 * block_tokens, **named)
+
+    monkeypatch.setattr(GENERATOR + "BlockCausalSelfAttention", too_wide)
+    with pytest.raises(IntegrityError, match=r"chunk 3, rank 0, call 0, .*self-attention"):
+        run(IntegrityLevel.DEFAULT, 4, every=8, first=3)
+
+
+def test_recomputes_cost_no_more_than_a_turn_each_so_many_chunks() -> None:
+    turns = RecomputeTurns(num_layers=3, every=4)
+    call = CallPlan(first_frame=0, num_frames=2, rows=2, columns=2, block_frames=1)
+    layers = {
+        chunk: [audit.layer for audit in turns.audits(chunk, call, batch=1)]
+        for chunk in (5, 6, 8, 9, 16, 17, 100, 101)
+    }
+    assert layers == {5: [0, 1, 2], 6: [], 8: [], 9: [0], 16: [1], 17: [2], 100: [0, 1, 2], 101: []}
