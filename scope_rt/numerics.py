@@ -1,6 +1,58 @@
-"""The process-wide switches that change what the same code computes."""
+"""The process-wide switches that change what the same code computes.
+
+Float32 precision is read by its newest names (`torch.backends.*.fp32_precision`). They have what
+the older switches (`allow_tf32`, `set_float32_matmul_precision`) set, while those cannot be read
+any more once somebody has used the newer ones.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
 
 import torch
+from torch.backends import cuda, cudnn
+
+_BACKENDS: Any = torch.backends
+"""Their switches are made at run time, and type checkers see few of them."""
+_READ_BY_CUDA = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
+"""Variables by which libraries below PyTorch choose kernels."""
+Readers = Mapping[str, Callable[[], object]]
+
+_EVERYWHERE: Readers = {
+    "cpu": torch.backends.cpu.get_cpu_capability,
+    "threads": torch.get_num_threads,
+    "default_dtype": torch.get_default_dtype,
+    "fp32": lambda: _BACKENDS.fp32_precision,
+    "fp32_cpu": lambda: _BACKENDS.mkldnn.fp32_precision,
+    "fp32_cpu_matmul": lambda: _BACKENDS.mkldnn.matmul.fp32_precision,
+    "fp32_cpu_conv": lambda: _BACKENDS.mkldnn.conv.fp32_precision,
+    "deterministic": torch.are_deterministic_algorithms_enabled,
+    "autocast_cpu": lambda: torch.is_autocast_enabled("cpu"),
+    "onednn": lambda: _BACKENDS.mkldnn.enabled,
+    "onednn_deterministic": lambda: _BACKENDS.mkldnn.deterministic,
+}
+_WITH_CUDA: Readers = {
+    "autocast_cuda": lambda: torch.is_autocast_enabled("cuda"),
+    "autocast_cuda_dtype": lambda: torch.get_autocast_dtype("cuda"),
+    "fp32_cuda_matmul": lambda: cuda.matmul.fp32_precision,
+    "fp32_cudnn": lambda: cudnn.fp32_precision,
+    "fp32_cudnn_conv": lambda: _BACKENDS.cudnn.conv.fp32_precision,
+    "fp16_reduction": lambda: cuda.matmul.allow_fp16_reduced_precision_reduction,
+    "fp16_split_k": lambda: cuda.matmul.allow_fp16_reduced_precision_reduction_split_k,
+    "fp16_accumulation": lambda: cuda.matmul.allow_fp16_accumulation,
+    "bf16_reduction": lambda: cuda.matmul.allow_bf16_reduced_precision_reduction,
+    "bf16_split_k": lambda: cuda.matmul.allow_bf16_reduced_precision_reduction_split_k,
+    "blas": cuda.preferred_blas_library,
+    "sdp_flash": cuda.flash_sdp_enabled,
+    "sdp_efficient": cuda.mem_efficient_sdp_enabled,
+    "sdp_math": cuda.math_sdp_enabled,
+    "sdp_math_reduction": cuda.fp16_bf16_reduction_math_sdp_allowed,
+    "sdp_cudnn": cuda.cudnn_sdp_enabled,
+    "cudnn": lambda: cudnn.enabled,
+    "cudnn_benchmark": lambda: cudnn.benchmark,
+    "cudnn_deterministic": lambda: cudnn.deterministic,
+}
 
 
 def numeric_settings() -> tuple[str, ...]:
@@ -9,24 +61,30 @@ def numeric_settings() -> tuple[str, ...]:
     A thread of another autocast mode or default dtype computes otherwise than its process says, so
     ask on the thread that computes.
     """
-    settings: dict[str, object] = {
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "default_dtype": torch.get_default_dtype(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "autocast_cpu": torch.is_autocast_enabled("cpu"),
-        "onednn": torch.backends.mkldnn.enabled,
-    }
-    if torch.cuda.is_available():
-        settings |= {
-            "device": torch.cuda.get_device_name().replace(" ", "-"),
-            "autocast_cuda": torch.is_autocast_enabled("cuda"),
-            "tf32": torch.backends.cuda.matmul.allow_tf32,
-            "fp16_reduction": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-            "bf16_reduction": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-            "cudnn_tf32": torch.backends.cudnn.allow_tf32,
-            "cudnn_benchmark": torch.backends.cudnn.benchmark,
-            "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        }
-    return tuple(f"{name}={value}" for name, value in settings.items())
+    settings = _read(_EVERYWHERE)
+    return settings + cuda_settings() if torch.cuda.is_available() else settings
+
+
+def cuda_settings() -> tuple[str, ...]:
+    """Those that hold on a CUDA device alone; `absent` where this PyTorch has no such switch."""
+    variables = tuple(f"{name}={os.environ.get(name, '')}" for name in _READ_BY_CUDA)
+    return (*_libraries(), *_read(_WITH_CUDA), *variables)
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    """What never changes in a process: the device and who computes on it."""
+    there = torch.cuda.is_available()
+    device = torch.cuda.get_device_name().replace(" ", "-") if there else "none"
+    return (f"device={device}", f"cuda={torch.version.cuda}", f"cudnn_version={cudnn.version()}")
+
+
+def _read(readers: Readers) -> tuple[str, ...]:
+    return tuple(f"{name}={_value(reader)}" for name, reader in readers.items())
+
+
+def _value(reader: Callable[[], object]) -> object:
+    try:
+        return reader()
+    except AttributeError:
+        return "absent"

@@ -17,7 +17,7 @@ SAID = {
     "text-next-prompt": "IntegrityError: chunk 4: rank 1: text values of layer 1 is not what",
     "skipped-write": "IntegrityError: chunk 3: rank 1: cached rows of layer 1, latent frame 9, are",
     "noise-one-rank": "IntegrityError: chunk 3: ranks 0, 1 computed different results",
-    "precision-one": "IntegrityError: chunk 3: rank 1: numeric settings changed: matmul_precision=",
+    "precision-one": "IntegrityError: chunk 3: rank 1: numeric settings changed: fp32_cpu_matmul=",
 }
 """What the rank that was changed says in strict."""
 
