@@ -6,25 +6,11 @@ verified after it was computed and before it leaves the rank: what was changed e
 in use is found with the chunk, or within M.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
-
 from scope_contracts.weights import Checksums
 from scope_rt.bit_digest import bit_digest
 from scope_rt.checks import Checks
+from scope_rt.integrity.rotation import Digests, Part, Rotation, parts_of
 from scope_rt.models.generator import ChunkGenerator
-
-
-class Digests(Protocol):
-    """Tensors by name, and the digest each had when it was noted."""
-
-    @property
-    def checksums(self) -> Checksums: ...
-
-    def now(self, name: str) -> int: ...
-
-    def num_bytes(self, name: str) -> int: ...
 
 
 class DerivedState:
@@ -47,16 +33,6 @@ class DerivedState:
         return self._generator.derived_tensors()[name].nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What is verified in one go: tensors by name, or a layer of the cache."""
-
-    digests: Digests | None
-    name: str
-    layer: int
-    num_bytes: int
-
-
 class StateAudit:
     """One generator rank's rotation."""
 
@@ -70,11 +46,10 @@ class StateAudit:
         checks: Checks,
     ) -> None:
         """`within` is M, in chunks."""
-        self._rank, self._within, self._checks = rank, within, checks
+        self._rank, self._checks = rank, checks
         self._weights, self._derived = weights, DerivedState(generator)
         self._cache = generator.cache
-        self._parts: list[_Part] = []
-        self._next = 0
+        self._rotation = Rotation(within)
 
     def verify_leaving(self, chunk: int) -> None:
         """Verify what `chunk` is about to replace: it was in use, and nobody can tell later.
@@ -90,7 +65,8 @@ class StateAudit:
         Raises:
             FingerprintError, IntegrityError: naming rank, and weight, tensor, or layer and frame.
         """
-        due = self._all_parts() if is_last else list(self._due())
+        rotation = self._all_parts()
+        due = rotation.parts if is_last else rotation.due()
         for digests, check in (
             (self._weights, self._checks.weights),
             (self._derived, self._checks.derived),
@@ -106,27 +82,12 @@ class StateAudit:
         damaged = [found for run in (range(0), *runs) for found in self._cache.damaged(run)]
         self._checks.rows(self._rank, chunk, damaged)
 
-    def _due(self) -> Iterator[_Part]:
-        """The next parts in turn: their share of all bytes, none twice."""
-        parts = self._all_parts()
-        left = -(-sum(part.num_bytes for part in parts) // self._within)
-        for _ in range(len(parts)):
-            if left <= 0:
-                return
-            part = parts[self._next % len(parts)]
-            self._next = (self._next + 1) % len(parts)
-            left -= part.num_bytes
-            yield part
-
-    def _all_parts(self) -> list[_Part]:
+    def _all_parts(self) -> Rotation:
         """In an order that stays, found anew when something more was derived."""
         num_layers = self._cache.spec.num_layers
         num_tensors = len(self._weights.checksums) + len(self._derived.checksums)
-        if len(self._parts) < num_tensors + num_layers:
+        if len(self._rotation.parts) < num_tensors + num_layers:
             size = self._cache.num_bytes // num_layers
-            self._parts = [_Part(None, "", layer, size) for layer in range(num_layers)] + [
-                _Part(digests, name, -1, digests.num_bytes(name))
-                for digests in (self._weights, self._derived)
-                for name in digests.checksums
-            ]
-        return self._parts
+            layers = [Part(None, "", layer, size) for layer in range(num_layers)]
+            self._rotation.hold([*layers, *parts_of(self._weights), *parts_of(self._derived)])
+        return self._rotation

@@ -13,7 +13,8 @@ from scope_rt.checks import Checks
 from scope_rt.integrity.arithmetic import ArithmeticCheck
 from scope_rt.integrity.canary import Canary
 from scope_rt.integrity.evidence import RankEvidence
-from scope_rt.integrity.state_audit import Digests, StateAudit
+from scope_rt.integrity.rotation import Digests
+from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.models.generator import ChunkGenerator
 
 AUDITED_CHUNKS = 8
