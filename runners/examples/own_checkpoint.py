@@ -1,7 +1,8 @@
 """Stream a checkpoint of your own: `python runners/examples/own_checkpoint.py FOLDER`.
 
 A model folder has `recipe.json` (how the model is sampled), `transformer/`, `vae/` and
-`text_encoder/`; runbooks/guides/your-own-model.md says what belongs in each. Without FOLDER this
+`text_encoder/`; runbooks/guides/your-own-model.md says what belongs in each, and how a codec and a
+text encoder of your own are registered, which this script leaves out. Without FOLDER it
 makes one from the embedded model with a recipe of its own: two denoising steps instead of four.
 """
 
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from scope_rt import StreamConfig, StreamSession
+from scope_rt import ScopeError, StreamConfig, StreamSession
 from scope_rt.models.loading import embedded_folder
 
 
@@ -49,4 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except ScopeError as error:
+        sys.exit(f"own_checkpoint.py: {error}")  # one sentence, with what to change

@@ -100,6 +100,11 @@ class Recipe:
         path = folder / RECIPE_NAME
         try:
             raw = json.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise UserInputError(
+                f"model folder {folder} has no {RECIPE_NAME}, which says how its model is sampled; "
+                "write it, by runbooks/guides/your-own-model.md (scope-rt runbook your-own-model)"
+            ) from error
         except (OSError, ValueError, RecursionError) as error:
             raise UserInputError(f"cannot read {path}: {error}; point to a model folder") from error
         names = {field.name for field in fields(cls)}

@@ -74,7 +74,11 @@ class Registry(Generic[P, S]):
 
     def _loader(self, folder: Path) -> Loader[P, S]:
         path, raw = _config(folder)
-        name = raw.get("_class_name")
+        if (name := raw.get("_class_name")) is None:
+            raise UserInputError(
+                f"{path} has no _class_name; add one under which a {self._part} is registered: "
+                f"{', '.join(self._loaders)}, or one of your own"
+            )
         if name not in self._loaders:
             raise UserInputError(
                 f"{path}: no loader for class {name!r}, only for {', '.join(self._loaders)}; "

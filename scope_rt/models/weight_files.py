@@ -6,6 +6,7 @@ process's memory until the file is closed.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from itertools import groupby
@@ -31,6 +32,7 @@ _DTYPES = MappingProxyType(
 )
 """The names of the file format."""
 _HEADER_LENGTH_BYTES = 8
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,4 +176,15 @@ def tensors_of(path: Path) -> Iterator[StoredTensor]:
                 offset += tensor.num_bytes
                 yield tensor
     except (SafetensorError, OSError) as error:
+        if _is_lfs_pointer(path):
+            raise UserInputError(
+                f"{path} is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`"
+            ) from error
         raise UserInputError(f"cannot read {path}: {error}; copy the file again") from error
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    """Whether a clone without Git LFS left its small text file in place of the weights."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    return False

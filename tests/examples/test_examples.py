@@ -45,6 +45,14 @@ def test_a_checkpoint_of_ones_own_streams_by_its_own_recipe(
     assert "steps (1000.0, 500.0)" in capsys.readouterr().out
 
 
+def test_a_folder_that_cannot_stream_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "own_checkpoint.py"), str(tmp_path / "nothing")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 1
+    assert done.stderr.startswith("own_checkpoint.py: model folder ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_live_page_shows_pictures_and_takes_prompts() -> None:
     pytest.importorskip("fastapi")
     from fastapi.testclient import TestClient

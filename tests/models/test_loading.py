@@ -52,6 +52,12 @@ def truncate(name: str) -> Callable[[Path], None]:
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 
+def leave_pointer_of_lfs(folder: Path) -> None:
+    """Weights as a clone without Git LFS has them."""
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+    (folder / "transformer" / WEIGHTS).write_text(pointer)
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -76,6 +82,9 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
         (truncate("text_encoder/model.safetensors"), "cannot load a text encoder"),
         (lambda folder: (folder / "transformer" / WEIGHTS).unlink(), "no .safetensors file"),
         (lambda folder: (folder / "vae" / "config.json").unlink(), "cannot read"),
+        (lambda folder: (folder / "recipe.json").unlink(), "has no recipe.json, .* write it, by"),
+        (drop("vae/config.json", "_class_name"), "has no _class_name; add one .* TinyVideoCodec"),
+        (leave_pointer_of_lfs, "is a pointer of Git LFS, not the weights; .* `git lfs pull`"),
     ],
 )
 def test_a_broken_folder_is_refused(
