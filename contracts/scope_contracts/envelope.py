@@ -41,8 +41,15 @@ class PlanId(StrEnum):
     PP1 = "pp1"
 
 
+class Encodable:
+    """A message that cannot change keeps its canonical bytes, once `wire.encode` has made them."""
+
+    __slots__ = ("canonical",)
+    canonical: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PPEnvelope:
+class PPEnvelope(Encodable):
     """The plan of one chunk, and the specs of the tensors that follow it on the link."""
 
     pp_envelope_version: int = ENVELOPE_VERSION
@@ -68,7 +75,7 @@ class PPEnvelope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PPResult:
+class PPResult(Encodable):
     """The answer to one envelope; dropped by rank0 when its `cache_epoch` is no longer current."""
 
     pp_envelope_version: int = ENVELOPE_VERSION

@@ -8,9 +8,10 @@ an int is not a float. What else a field may hold is a leaf, for which the calle
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -49,7 +50,10 @@ def to_plain(value: object, rules: PlainRules = MESSAGE_RULES) -> dict[str, obje
     Raises `FieldError` for a value that its annotation does not allow.
     """
     kind: Any = type(value)
-    return cast(dict[str, object], _lowering(kind)(value, "", rules))
+    try:
+        return cast(dict[str, object], _codec(kind).lower(value, rules))
+    except _MisfitError as misfit:
+        raise misfit.named() from None
 
 
 def from_plain(
@@ -59,7 +63,11 @@ def from_plain(
 
     Raises `FieldError` for a missing, unknown or wrongly typed field.
     """
-    return cast(Value, _lift(kind, dict(plain), "", rules))
+    annotation: Any = kind
+    try:
+        return cast(Value, _codec(annotation).lift(dict(plain), rules))
+    except _MisfitError as misfit:
+        raise misfit.named() from None
 
 
 @cache
@@ -69,79 +77,49 @@ def field_types(kind: type[Any]) -> Mapping[str, Any]:
     return {name: hints[name] for name in sorted(f.name for f in dataclasses.fields(kind))}
 
 
-_Lowering = Callable[[Any, str, PlainRules], object]
+class _MisfitError(Exception):
+    """A value that its annotation does not allow; who holds it adds where, and nobody else pays
+    for that."""
+
+    def __init__(self, got: object, want: object) -> None:
+        self._path, self._got, self._want = "", got, want
+
+    def lies_in(self, part: str) -> None:
+        """Put the name or the index of the part that holds it before where it lies there."""
+        dot = "." if self._path and not self._path.startswith("[") else ""
+        self._path = f"{part}{dot}{self._path}"
+
+    def named(self) -> FieldError:
+        return FieldError(mismatch(self._path or "message", got=self._got, want=self._want))
+
+
+_Change = Callable[[Any, PlainRules], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Codec:
+    """How values of one annotation become plain, and plain ones such values: made once, for it
+    runs for every chunk."""
+
+    lower: _Change
+    lift: _Change
 
 
 @cache
-def _lowering(annotation: Any) -> _Lowering:
-    """What makes values of `annotation` plain: looked up once, for it runs for every chunk."""
+def _codec(annotation: Any) -> _Codec:
     if (inner := _optional(annotation)) is not None:
-        return partial(_lower_optional, inner)
+        return _optional_codec(_codec(inner))
     if get_origin(annotation) is tuple:
-        return partial(_lower_items, annotation)
-    if _is_message(annotation):
-        return partial(_lower_message, annotation)
+        return _tuple_codec(*get_args(annotation))
+    if dataclasses.is_dataclass(annotation):
+        return _message_codec(annotation)
     if issubclass(annotation, StrEnum):
-        return lambda value, path, rules: str(_require_type(annotation, value, path))
-    if annotation in _SCALARS:
-        return partial(_checked_scalar, annotation)
-    return partial(_lower_leaf, annotation)
+        return _enum_codec(annotation)
+    if annotation in _CHECKS:
+        return _Codec(_CHECKS[annotation], _CHECKS[annotation])
+    return _leaf_codec(annotation)
 
 
-@cache
-def _field_lowerings(kind: Any) -> Mapping[str, _Lowering]:
-    return {name: _lowering(annotation) for name, annotation in field_types(kind).items()}
-
-
-def _lower_optional(inner: Any, value: object, path: str, rules: PlainRules) -> object:
-    return None if value is None else _lowering(inner)(value, path, rules)
-
-
-def _lower_items(annotation: Any, value: object, path: str, rules: PlainRules) -> list[object]:
-    items = _require_type(tuple, value, path)
-    kinds = _item_types(annotation, len(items), path, rules)
-    return [
-        _lowering(k)(v, f"{path}[{i}]", rules)
-        for i, (k, v) in enumerate(zip(kinds, items, strict=True))
-    ]
-
-
-def _lower_message(kind: Any, value: object, path: str, rules: PlainRules) -> dict[str, object]:
-    message, lowerings = _require_type(kind, value, path), _field_lowerings(kind)
-    return {n: lower(getattr(message, n), _join(path, n), rules) for n, lower in lowerings.items()}
-
-
-def _lower_leaf(kind: Any, value: object, path: str, rules: PlainRules) -> object:
-    return _leaf(kind, path, rules).lower(_require_type(kind, value, path))
-
-
-def _lift(annotation: Any, plain: object, path: str, rules: PlainRules) -> object:
-    if (inner := _optional(annotation)) is not None:
-        return None if plain is None else _lift(inner, plain, path, rules)
-    if get_origin(annotation) is tuple:
-        items = _require_type(list, plain, path)
-        kinds = _item_types(annotation, len(items), path, rules)
-        return tuple(
-            _lift(k, v, f"{path}[{i}]", rules)
-            for i, (k, v) in enumerate(zip(kinds, items, strict=True))
-        )
-    if _is_message(annotation):
-        fields = _require_type(dict, plain, path)
-        types = field_types(annotation)
-        _require_names(fields, types, path)
-        values = {n: _lift(t, fields[n], _join(path, n), rules) for n, t in types.items()}
-        return annotation(**values)
-    if issubclass(annotation, StrEnum):
-        return _enum_member(annotation, _checked_scalar(str, plain, path, rules), path)
-    if annotation in _SCALARS:
-        return _checked_scalar(annotation, plain, path, rules)
-    return _leaf(annotation, path, rules).lift(plain)
-
-
-_SCALARS = (bool, int, float, str)
-
-
-@cache
 def _optional(annotation: Any) -> Any | None:
     """`T` of `T | None`; None for every other annotation."""
     if not isinstance(annotation, UnionType) and get_origin(annotation) is not Union:
@@ -150,71 +128,148 @@ def _optional(annotation: Any) -> Any | None:
     return inner
 
 
-def _leaf(kind: Any, path: str, rules: PlainRules) -> Leaf:
-    if kind not in rules.leaves:
-        raise FieldError(mismatch(path, got=kind, want="a kind of value that can be plain"))
-    return rules.leaves[kind]
+def _optional_codec(inner: _Codec) -> _Codec:
+    return _Codec(
+        lambda value, rules: None if value is None else inner.lower(value, rules),
+        lambda plain, rules: None if plain is None else inner.lift(plain, rules),
+    )
 
 
-def _is_message(annotation: Any) -> bool:
-    return dataclasses.is_dataclass(annotation)
+def _tuple_codec(*kinds: Any) -> _Codec:
+    """Of a tuple of any length if `kinds` end in an ellipsis, else of exactly these items."""
+    is_open = kinds[-1] is Ellipsis
+    codecs = [_codec(kind) for kind in kinds if kind is not Ellipsis]
+
+    def changed(items: Sequence[Any], changes: list[_Change], rules: PlainRules) -> list[Any]:
+        if not is_open and len(items) != len(changes):
+            raise _MisfitError(len(items), f"{len(changes)} items")
+        if is_open and len(items) > (most := rules.max_list_length):
+            raise _MisfitError(len(items), f"at most {most} items")
+        made: list[Any] = []
+        try:
+            wanted = changes * len(items) if is_open else changes
+            for change, item in zip(wanted, items, strict=True):
+                made.append(change(item, rules))
+        except _MisfitError as misfit:
+            misfit.lies_in(f"[{len(made)}]")
+            raise
+        return made
+
+    lowers, lifts = [codec.lower for codec in codecs], [codec.lift for codec in codecs]
+    return _Codec(
+        lambda value, rules: changed(_required(tuple, value), lowers, rules),
+        lambda plain, rules: tuple(changed(_required(list, plain), lifts, rules)),
+    )
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _message_codec(kind: Any) -> _Codec:
+    types = field_types(kind)
+    names, codecs = tuple(types), [_codec(annotation) for annotation in types.values()]
+    lowers = [(name, codec.lower) for name, codec in zip(names, codecs, strict=True)]
+    lifts = [(name, codec.lift) for name, codec in zip(names, codecs, strict=True)]
+
+    def changed(
+        values: Iterable[Any], changes: Iterable[tuple[str, _Change]], rules: PlainRules
+    ) -> dict[str, Any]:
+        made, name = {}, ""
+        try:
+            for value, (name, change) in zip(values, changes, strict=True):
+                made[name] = change(value, rules)
+        except _MisfitError as misfit:
+            misfit.lies_in(name)
+            raise
+        return made
+
+    values_of = _values_of(names)
+
+    def lower(value: Any, rules: PlainRules) -> dict[str, Any]:
+        return changed(values_of(_required(kind, value)), lowers, rules)
+
+    def lift(plain: Any, rules: PlainRules) -> Any:
+        fields = _required(dict, plain)
+        if fields.keys() != types.keys():
+            _refuse_names(fields, types)
+        return kind(**changed([fields[name] for name in names], lifts, rules))
+
+    return _Codec(lower, lift)
 
 
-def _require_type(kind: type[Value], value: object, path: str) -> Value:
+def _values_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """The fields of a message, in the order of `names`."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
+
+
+def _refuse_names(fields: Mapping[Any, object], types: Mapping[str, Any]) -> None:
+    if unknown := [name for name in fields if name not in types]:
+        raise _MisfitError(unknown, "only fields of this version")
+    missing = [name for name in types if name not in fields]
+    raise _MisfitError(sorted(fields), f"also {', '.join(missing)}")
+
+
+def _enum_codec(kind: type[StrEnum]) -> _Codec:
+    members = {member.value: member for member in kind}
+
+    def lift(plain: Any, rules: PlainRules) -> StrEnum:
+        member = members.get(_checked_text(plain, rules))
+        if member is None:
+            raise _MisfitError(plain, f"one of {', '.join(kind)}")
+        return member
+
+    return _Codec(lambda value, rules: _required(kind, value).value, lift)
+
+
+def _leaf_codec(kind: Any) -> _Codec:
+    def leaf(rules: PlainRules) -> Leaf:
+        if kind not in rules.leaves:
+            raise _MisfitError(kind, "a kind of value that can be plain")
+        return rules.leaves[kind]
+
+    return _Codec(
+        lambda value, rules: leaf(rules).lower(_required(kind, value)),
+        lambda plain, rules: leaf(rules).lift(plain),
+    )
+
+
+def _required(kind: type[Value], value: object) -> Value:
     if type(value) is not kind:
-        want = f"{kind.__name__}, not {type(value).__name__}"
-        raise FieldError(mismatch(path or "message", got=value, want=want))
+        raise _MisfitError(value, f"{kind.__name__}, not {type(value).__name__}")
     return value
 
 
-def _item_types(annotation: Any, length: int, path: str, rules: PlainRules) -> tuple[Any, ...]:
-    kinds = get_args(annotation)
-    if kinds[-1] is Ellipsis:
-        if length > (most := rules.max_list_length):
-            raise FieldError(mismatch(path, got=length, want=f"at most {most} items"))
-        return (kinds[0],) * length
-    if length != len(kinds):
-        raise FieldError(mismatch(path, got=length, want=f"{len(kinds)} items"))
-    return kinds
+def _checked_bool(value: Any, rules: PlainRules) -> bool:
+    return value if value is True or value is False else _required(bool, value)
 
 
-def _require_names(fields: dict[Any, object], types: Mapping[str, Any], path: str) -> None:
-    where = path or "message"
-    if unknown := [name for name in fields if name not in types]:
-        raise FieldError(mismatch(where, got=unknown, want="only fields of this version"))
-    if missing := [name for name in types if name not in fields]:
-        raise FieldError(mismatch(where, got=sorted(fields), want=f"also {', '.join(missing)}"))
+def _checked_int(value: Any, rules: PlainRules) -> int:
+    number = _required(int, value)
+    if not -_INT_LIMIT <= number < _INT_LIMIT:
+        raise _MisfitError(number, "an integer of 64 bits")
+    return number
 
 
-def _enum_member(kind: type[StrEnum], text: str, path: str) -> StrEnum:
-    try:
-        return kind(text)
-    except ValueError as error:
-        want = f"one of {', '.join(kind)}"
-        raise FieldError(mismatch(path, got=text, want=want)) from error
+def _checked_float(value: Any, rules: PlainRules) -> float:
+    number = _required(float, value)
+    if not math.isfinite(number):
+        raise _MisfitError(number, "a finite number")
+    return number + 0.0  # -0.0 equals 0.0, so both must have the same bytes
 
 
-def _checked_scalar(kind: type[Value], value: object, path: str, rules: PlainRules) -> Value:
-    scalar = _require_type(kind, value, path)
-    if isinstance(scalar, float):
-        if not math.isfinite(scalar):
-            raise FieldError(mismatch(path, got=scalar, want="a finite number"))
-        return cast(Value, scalar + 0.0)  # -0.0 equals 0.0, so both must have the same bytes
-    if isinstance(scalar, int) and not -_INT_LIMIT <= scalar < _INT_LIMIT:
-        raise FieldError(mismatch(path, got=scalar, want="an integer of 64 bits"))
-    if isinstance(scalar, str):
-        _require_text(scalar, path, rules)
-    return scalar
-
-
-def _require_text(text: str, path: str, rules: PlainRules) -> None:
+def _checked_text(value: Any, rules: PlainRules) -> str:
+    text = _required(str, value)
     try:
         num_bytes = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise FieldError(mismatch(path, got=text, want="text that UTF-8 can hold")) from error
+    except UnicodeEncodeError:
+        raise _MisfitError(text, "text that UTF-8 can hold") from None
     if num_bytes > (most := rules.max_string_bytes):
-        raise FieldError(mismatch(path, got=text, want=f"at most {most} bytes"))
+        raise _MisfitError(text, f"at most {most} bytes")
+    return text
+
+
+_CHECKS: Mapping[type[Any], _Change] = {
+    bool: _checked_bool,
+    int: _checked_int,
+    float: _checked_float,
+    str: _checked_text,
+}

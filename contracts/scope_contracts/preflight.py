@@ -61,12 +61,10 @@ def _check_announced(envelope: PPEnvelope, tensors: Mapping[str, TensorSpec]) ->
         _require(name in INPUT_TENSORS, "tensors", got=name, want=f"only {INPUT_TENSORS}")
         _require(spec.name == name, "tensors", got=spec.name, want=name)
     in_hand = tuple(tensors[name] for name in INPUT_TENSORS if name in tensors)
-    _require(
-        envelope.tensors == in_hand,
-        "tensors",
-        got=[str(spec) for spec in envelope.tensors],
-        want=f"the specs in hand, in this order: {shown([str(spec) for spec in in_hand])}",
-    )
+    if envelope.tensors != in_hand:
+        got, specs = ([str(spec) for spec in each] for each in (envelope.tensors, in_hand))
+        want = f"the specs in hand, in this order: {shown(specs)}"
+        raise PreflightError(mismatch("tensors", got=got, want=want))
 
 
 def _check_not_negative(envelope: PPEnvelope) -> None:

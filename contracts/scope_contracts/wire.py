@@ -5,6 +5,7 @@ everything else. Whatever arrives, decoding ends in a message or in a named `Con
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Self, TypeVar
 
 import msgpack
@@ -24,20 +25,30 @@ Message = TypeVar("Message")
 def encode(message: PPEnvelope | PPResult) -> bytes:
     """Encode a message; equal messages give equal bytes.
 
-    Raises `VersionError`, `FieldError` for a value its field does not allow, and `WireError`
-    for a message over `MAX_MESSAGE_BYTES`.
+    It is checked, logged and sent to every rank of a group, and encoded once. Raises
+    `VersionError`, `FieldError` for a value its field does not allow, and `WireError` for a message
+    over `MAX_MESSAGE_BYTES`.
     """
-    return encode_plain(_known_version(to_plain(message)))
+    with suppress(AttributeError):
+        return message.canonical
+    return _kept(message, encode_plain(_known_version(to_plain(message))))
 
 
 def decode_envelope(data: bytes) -> PPEnvelope:
     """Decode the bytes of an envelope; raises `VersionError`, `FieldError` or `WireError`."""
-    return from_canonical(PPEnvelope, data, _known_version(decode_plain(data)))
+    envelope = from_canonical(PPEnvelope, data, _known_version(decode_plain(data)))
+    _kept(envelope, data)
+    return envelope
 
 
 def decode_result(data: bytes) -> PPResult:
     """Decode the bytes of a result; raises `VersionError`, `FieldError` or `WireError`."""
     return from_canonical(PPResult, data, _known_version(decode_plain(data)))
+
+
+def _kept(message: PPEnvelope | PPResult, canonical: bytes) -> bytes:
+    object.__setattr__(message, "canonical", canonical)  # no field: the message stays what it is
+    return canonical
 
 
 def encode_plain(plain: dict[str, object]) -> bytes:

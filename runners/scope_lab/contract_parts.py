@@ -91,10 +91,17 @@ def _planned(steady: SteadyChunk, log: StreamLog) -> list[Part]:
     moment, calls = Moment.PLANNED, envelope.expected_generator_calls
 
     def check() -> None:
-        preflight(envelope, specs_by_name(steady.tensors), steady.setup.geometry)
+        new = replace(envelope)  # no envelope is encoded twice, and this is where that is done
+        preflight(new, specs_by_name(steady.tensors), steady.setup.geometry)
 
     return [
-        Part(name="preflight", moment=moment, kind=Kind.ALWAYS, work=check),
+        Part(
+            name="preflight",
+            moment=moment,
+            kind=Kind.ALWAYS,
+            work=check,
+            without=lambda: replace(envelope),
+        ),
         Part(
             name="lifecycle",
             moment=moment,

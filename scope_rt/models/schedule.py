@@ -25,6 +25,7 @@ class FlowSchedule:
         n = self.num_train_timesteps
         return self.shifted(torch.arange(n, 0, -1, dtype=torch.float64) / n, shift=self.shift)
 
+    @cache  # noqa: B019 - as above; every chunk asks
     def warp(self, nominal: tuple[float, ...]) -> tuple[float, ...]:
         """Nominal steps (1000, 750, ...) to the timesteps a Self-Forcing model is fed."""
         table = torch.cat([self.table() * self.num_train_timesteps, torch.zeros(1)])
