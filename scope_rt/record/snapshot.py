@@ -1,16 +1,21 @@
 """A folder holds the one state from which a stream is resumed; killed at any moment, it is whole.
 
-    state         checksum, then the header and all of the state but its tensors
+    state.N       checksum, then the header and all of the N-th state but its tensors
     DIGEST        the bytes of one tensor, named by their BLAKE2b-128; zeros at its end are left out
 
-New tensors are written first, then `state` is replaced, then tensors that it no longer names are
-removed. A tensor that was saved before is recognised by its identity and is neither hashed nor
-written again, unless its file is gone; so tensors must never be changed in place.
+New tensors are written first, then a state under the next number, then what it does not name is
+removed: the state before, and tensors. The newest state counts. It never takes the place of a file:
+ext4 then waits until all of the new one is on its way to the disk. A tensor that was saved before
+is recognised by its identity and is neither hashed nor written again, unless its file is gone; so
+tensors must never be changed in place. Nothing is forced to the disk: after a power cut, unlike
+after a kill, a snapshot may be damaged, which is named.
 """
 
+import errno
 import os
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -32,8 +37,11 @@ from scope_rt.tensors import NAMES, TORCH_DTYPES, bytes_of
 _LOOK_TIMEOUT_S = 10.0
 """How long a disk may take to tell how far a stream has come."""
 _DIGEST_BYTES = 16
-_STATE = "state"
-_OURS = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}(\.partial)?|{_STATE}(\.partial)?")
+_STATE = re.compile(r"state(?:\.(\d+))?")
+"""Earlier versions had no numbers."""
+_OURS = re.compile(rf"(?:[0-9a-f]{{{2 * _DIGEST_BYTES}}}|{_STATE.pattern})(?:\.partial)?")
+_MOST_READS = 100
+"""Of a state that a living writer takes away each time before it is opened."""
 _BLOCK_BYTES = 2**10
 _NO_LIMIT = 2**31
 
@@ -99,7 +107,6 @@ class SnapshotStore:
         """The tensors of the last state that was saved or loaded, by their `id`."""
         self._wanted: object = None
         """The save that is waited for; any other must change nothing."""
-        self._is_tidy = False
 
     def save(self, header: SnapshotHeader, state: object) -> None:
         """Replace what was saved. `state`: dataclasses of scalars, texts, tuples and CPU tensors.
@@ -158,21 +165,23 @@ class SnapshotStore:
         if plain is None:
             return None
         try:
-            return from_plain(SnapshotHeader, cast(Any, plain["header"]), _rules(_NO_LEAF))
+            return from_plain(SnapshotHeader, cast(Any, plain["header"]), _NO_TENSORS)
         except (ContractError, KeyError, TypeError) as error:
             raise self._foreign(error) from error
 
     def clear(self) -> None:
-        """Remove the snapshot, `state` first: there is nothing to resume. Foreign files stay.
+        """Remove the snapshot, its states first: there is nothing to resume. Foreign files stay.
 
         Raises:
             SnapshotError: a file cannot be removed.
         """
         try:
-            (self.folder / _STATE).unlink(missing_ok=True)
+            states = self._states()
+            for name in states:  # the newest last: an older one must never count
+                (self.folder / name).unlink(missing_ok=True)
             self._saved = {}
             if self.folder.is_dir():
-                self._sweep(frozenset())
+                self._remove(name for name in os.listdir(self.folder) if _OURS.fullmatch(name))
                 if not any(self.folder.iterdir()):
                     self.folder.rmdir()
         except OSError as error:
@@ -200,10 +209,10 @@ class SnapshotStore:
             saved = _Saved(digest, NAMES[tensor.dtype], tuple(tensor.shape))
             known, new[digest] = (tensor, saved), raw
         tensors[id(tensor)] = known
-        return to_plain(known[1], _rules(_NO_LEAF))
+        return to_plain(known[1], _NO_TENSORS)
 
     def _lift(self, tensors: dict[int, tuple[Tensor, _Saved]], plain: object) -> Tensor:
-        saved = from_plain(_Saved, cast(Any, plain), _rules(_NO_LEAF))
+        saved = from_plain(_Saved, cast(Any, plain), _NO_TENSORS)
         path = self.folder / saved.digest
         try:
             refuse_special(path)
@@ -227,29 +236,28 @@ class SnapshotStore:
         named: Mapping[str, Tensor],
     ) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        there = frozenset(os.listdir(self.folder))
         for digest, tensor in named.items():
             # Whoever tidies old files away must not leave a state that names what is gone.
-            if digest in new or not (self.folder / digest).exists():
-                self._replace(save, digest, new.get(digest) or _kept_of(tensor))
-        self._replace(save, _STATE, memoryview(content))
+            if digest not in there:
+                self._add(save, digest, new.get(digest) or _kept_of(tensor), there)
+        state = f"state.{max(map(_number, there), default=0) + 1}"
+        self._add(save, state, memoryview(content), there)
         if save is self._wanted:
-            before = {saved.digest for _, saved in self._saved.values()}
-            if self._is_tidy:
-                for digest in before - named.keys():
-                    (self.folder / digest).unlink(missing_ok=True)
-            else:
-                self._sweep(named.keys())
-                self._is_tidy = True
+            unnamed = there - named.keys()
+            self._remove(name for name in unnamed if _OURS.fullmatch(name))
 
-    def _replace(self, save: object, name: str, content: memoryview) -> None:
-        """Write a new file and give it its name; not if nobody waits for `save` any more."""
+    def _add(self, save: object, name: str, content: memoryview, there: Set[str]) -> None:
+        """Write a file and then give it its name; not if nobody waits for `save` any more."""
         if save is not self._wanted:
             return
-        partial_path = self.folder / f"{name}.partial"
+        path = f"{self.folder}/{name}"
+        partial_path = f"{path}.partial"
+        if f"{name}.partial" in there:  # a killed process left it
+            os.unlink(partial_path)
         # A new file: a write that stalled may still come, into the one it opened.
-        partial_path.unlink(missing_ok=True)
         file = os.open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        is_replaced = False
+        is_named = False
         try:
             try:
                 while content:
@@ -257,33 +265,52 @@ class SnapshotStore:
             finally:
                 os.close(file)
             if save is self._wanted:
-                os.replace(partial_path, self.folder / name)
-                is_replaced = True
+                os.replace(partial_path, path)
+                is_named = True
         finally:
-            if not is_replaced:
-                partial_path.unlink(missing_ok=True)
+            if not is_named:
+                self._remove([f"{name}.partial"])
 
-    def _sweep(self, named: Set[str]) -> None:
-        """Remove what the state does not name: an earlier process may have been killed."""
-        for path in self.folder.iterdir():
-            if path.name not in {*named, _STATE} and _OURS.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(f"{self.folder}/{name}")
+
+    def _states(self) -> list[str]:
+        """The names of the states that are there, the newest last; raises `OSError`."""
+        try:
+            names = os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        return sorted(filter(_STATE.fullmatch, names), key=_number)
 
     def _read(self) -> dict[str, object] | None:
+        """The newest state. Raises `UserInputError`."""
         try:
-            refuse_special(self.folder / _STATE)  # opening a pipe waits for who writes to it
-            data = (self.folder / _STATE).read_bytes()
-        except FileNotFoundError:
-            return None
+            name, data = self._newest()
         except OSError as error:
             raise UserInputError(
                 f"cannot read the snapshot {self.folder} ({error.strerror}); {self._way_out}"
             ) from error
         packed = data[_DIGEST_BYTES:]
+        if not name:
+            return None
         if data[:_DIGEST_BYTES] != _checksum(packed):
-            raise self._damaged(f"the checksum of {_STATE} is another")
+            raise self._damaged(f"the checksum of {name} is another")
         plain: dict[str, object] = msgpack.unpackb(packed)
         return plain
+
+    def _newest(self) -> tuple[str, bytes]:
+        """Name and bytes of the newest state, empty where there is none; raises `OSError`."""
+        for _ in range(_MOST_READS):
+            *_, name = ["", *self._states()]
+            if not name:
+                return "", b""
+            path = self.folder / name
+            with suppress(FileNotFoundError):
+                refuse_special(path)  # opening a pipe waits for who writes to it
+                return name, path.read_bytes()
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / name))
 
     @property
     def _way_out(self) -> str:
@@ -302,13 +329,13 @@ def _refuse_lift(value: object) -> Any:
     raise AssertionError("one rule reads, the other writes")
 
 
-_NO_LEAF = Leaf(lower=_refuse_lift, lift=_refuse_lift)
-
-
 def _rules(tensor: Leaf) -> PlainRules:
     return PlainRules(
         leaves={Tensor: tensor}, max_list_length=_NO_LIMIT, max_string_bytes=_NO_LIMIT
     )
+
+
+_NO_TENSORS = _rules(Leaf(lower=_refuse_lift, lift=_refuse_lift))
 
 
 def _kept_of(tensor: Tensor) -> memoryview:
@@ -320,6 +347,12 @@ def _kept_of(tensor: Tensor) -> memoryview:
     while end and raw[end - 1] == 0:
         end -= 1
     return raw[:end].data
+
+
+def _number(name: str) -> int:
+    """Of a state, by its name; 0 for other files."""
+    found = _STATE.fullmatch(name)
+    return int(found[1] or 0) if found else 0
 
 
 def _checksum(packed: bytes) -> bytes:

@@ -103,7 +103,7 @@ def test_where_nothing_was_saved_nothing_is_loaded(tmp_path: Path) -> None:
 def test_zeros_at_the_end_of_a_tensor_take_no_space(tmp_path: Path) -> None:
     saved(tmp_path / "s", State(text=Text(prompt="", embeds=embeds())))
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "s").iterdir()}
-    del sizes["state"]
+    del sizes["state.1"]
     assert list(sizes.values()) == [3 * 64 * 4]
 
 
@@ -117,7 +117,7 @@ def test_a_tensor_that_was_saved_or_loaded_before_is_not_written_again(tmp_path:
     store.save(replace(HEADER, next_chunk_index=6), loaded[1])
     there = {path: path.stat().st_ino for path in (tmp_path / "s").iterdir()}
     assert len(there) == len(kept) - 1, "a tensor that no state names is removed"
-    del kept[tmp_path / "s" / "state"]
+    del kept[tmp_path / "s" / "state.1"]
     assert all(kept.get(path, inode) == inode for path, inode in there.items())
 
 
@@ -131,6 +131,63 @@ def test_a_tensor_whose_file_was_tidied_away_is_written_again(tmp_path: Path) ->
     assert loaded is not None
     assert loaded[1].text is not None
     assert same(loaded[1].text.embeds, embeds())
+
+
+def test_of_two_states_the_newest_counts_and_the_next_save_leaves_one(tmp_path: Path) -> None:
+    """A process may be killed before it removes the state that it replaces."""
+    store = saved(tmp_path / "s")
+    state = (tmp_path / "s" / "state.1").read_bytes()
+    for index in range(2, 11):
+        store.save(replace(HEADER, next_chunk_index=index), STATE)
+    (tmp_path / "s" / "state.9").write_bytes(state)
+    header = SnapshotStore(tmp_path / "s").header()
+    assert header is not None
+    assert header.next_chunk_index == 10
+    store.save(replace(HEADER, next_chunk_index=11), STATE)
+    assert [path.name for path in (tmp_path / "s").glob("state*")] == ["state.11"]
+
+
+def test_an_older_state_never_counts_while_a_snapshot_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = saved(tmp_path / "s")
+    (tmp_path / "s" / "state.1").rename(tmp_path / "s" / "state.10")
+    (tmp_path / "s" / "state.9").write_bytes(b"an older one")
+    removed: list[str] = []
+    monkeypatch.setattr(Path, "unlink", lambda path, **_: removed.append(path.name))
+    store.clear()
+    assert removed == ["state.9", "state.10"]
+
+
+def test_a_state_that_is_replaced_while_it_is_looked_at_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, read_bytes, num_reads = saved(tmp_path / "s"), Path.read_bytes, 0
+
+    def replaced_meanwhile(path: Path) -> bytes:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads == 1:
+            store.save(replace(HEADER, next_chunk_index=5), STATE)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", replaced_meanwhile)
+    header = look(tmp_path / "s")
+    assert header is not None
+    assert (header.next_chunk_index, num_reads) == (5, 2)
+    monkeypatch.undo()
+    (tmp_path / "s" / "state.3").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserInputError, match="cannot read the snapshot"):
+        SnapshotStore(tmp_path / "s").header()
+
+
+def test_a_snapshot_of_an_earlier_version_is_continued_and_left_behind(tmp_path: Path) -> None:
+    saved(tmp_path / "s")
+    (tmp_path / "s" / "state.1").rename(tmp_path / "s" / "state")
+    store = SnapshotStore(tmp_path / "s")
+    assert store.load(State) is not None
+    store.save(replace(HEADER, next_chunk_index=5), STATE)
+    assert [path.name for path in (tmp_path / "s").glob("state*")] == ["state.1"]
 
 
 def test_clearing_leaves_nothing_but_what_is_not_ours(tmp_path: Path) -> None:
@@ -164,7 +221,7 @@ def test_damage_is_named_and_never_loaded(tmp_path: Path) -> None:
     tensor_file(tmp_path / "s").unlink()
     with pytest.raises(UserInputError, match=r"is damaged \(.*: No such file"):
         SnapshotStore(tmp_path / "s").load(State)
-    flip(tmp_path / "s" / "state")
+    flip(tmp_path / "s" / "state.1")
     with pytest.raises(UserInputError, match=r"is damaged \(the checksum of state"):
         SnapshotStore(tmp_path / "s").header()
     assert look(tmp_path / "s") is None
@@ -210,7 +267,7 @@ def test_a_folder_that_cannot_be_made_or_removed_is_named(tmp_path: Path) -> Non
     (tmp_path / "taken").write_bytes(b"")
     with pytest.raises(SnapshotError, match=r"cannot write the snapshot .*/taken"):
         saved(tmp_path / "taken")
-    (tmp_path / "s" / "state").mkdir(parents=True)
+    (tmp_path / "s" / "state.1").mkdir(parents=True)
     with pytest.raises(SnapshotError, match=r"cannot remove the snapshot .*/s \("):
         SnapshotStore(tmp_path / "s").clear()
 
@@ -260,7 +317,7 @@ def test_a_save_that_was_interrupted_comes_no_more(
 
 def test_a_write_that_comes_late_cannot_spoil_a_newer_snapshot(tmp_path: Path) -> None:
     store = saved(tmp_path / "s")
-    with (tmp_path / "s" / "state.partial").open("wb", buffering=0) as late:
+    with (tmp_path / "s" / "state.2.partial").open("wb", buffering=0) as late:
         store.save(replace(HEADER, next_chunk_index=5), STATE)
         late.write(b"an older state")
     assert store.load(State) is not None
@@ -272,7 +329,7 @@ def test_an_error_between_tensors_and_state_leaves_the_snapshot_before(
     store, replace_file = saved(tmp_path / "s"), os.replace
 
     def refuse_state(source: Any, target: Any) -> None:
-        if Path(target).name == "state":
+        if Path(target).name == "state.2":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         replace_file(source, target)
 

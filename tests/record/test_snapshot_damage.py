@@ -38,7 +38,7 @@ def test_a_tensor_file_of_another_length_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     saved(folder, STATE)
     path = max(folder.iterdir(), key=lambda file: file.name)
-    assert path.name == "state"
+    assert path.name == "state.1"
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
         for changed in (whole[:-1], whole + b"\x00", b""):

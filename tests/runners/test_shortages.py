@@ -54,7 +54,7 @@ def test_what_is_no_shortage_keeps_its_traceback() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *(".a.mp4.log", ".a.mp4.snapshot/state", ".a.mp4.1.partial.nut", ".a.mp4.partial.mp4"),
+        *(".a.mp4.log", ".a.mp4.snapshot/state.1", ".a.mp4.1.partial.nut", ".a.mp4.partial.mp4"),
         *("a.mp4", "a.png", "a.json"),
     ],
 )
