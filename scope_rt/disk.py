@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -57,7 +58,9 @@ class DaemonExecutor(Executor):
     def __init__(self, name: str) -> None:
         self._calls = _Calls()
         self._pending: set[Future[Any]] = set()
-        self._thread = threading.Thread(target=_run, args=(self._calls,), name=name, daemon=True)
+        # The thread must not hold its owner, whose end is its own.
+        work = (self._calls, self._pending)
+        self._thread = threading.Thread(target=_run, args=work, name=name, daemon=True)
         self._thread.start()
         weakref.finalize(self, self._calls.put, None).atexit = False
 
@@ -65,8 +68,7 @@ class DaemonExecutor(Executor):
         """Queue a call."""
         future: Future[T] = Future()
         self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
-        self._calls.put((future, lambda: fn(*args, **kwargs)))
+        self._calls.put((future, partial(fn, *args, **kwargs)))
         return future
 
     def cancel(self) -> None:
@@ -86,9 +88,10 @@ class DaemonExecutor(Executor):
             wait(tuple(self._pending), timeout=timeout_s)
 
 
-def _run(calls: _Calls) -> None:
+def _run(calls: _Calls, pending: set[Future[Any]]) -> None:
     while (item := calls.get()) is not None:
         _complete(*item)
+        pending.discard(item[0])
         del item  # or the last call and its owner would live until the next one
 
 

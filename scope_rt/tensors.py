@@ -39,7 +39,7 @@ def specs_by_name(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
 def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in C order; its own where it lies so on the CPU, so they change with
     it."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    return tensor.reshape(-1).view(torch.uint8).numpy(force=True).data
 
 
 def digest_of(tensor: Tensor) -> str:

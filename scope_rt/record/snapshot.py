@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgpack
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +41,6 @@ _STATE = re.compile(r"state(?:\.(\d+))?")
 _OURS = re.compile(rf"(?:[0-9a-f]{{{2 * _DIGEST_BYTES}}}|{_STATE.pattern})(?:\.partial)?")
 _MOST_READS = 100
 """Of a state that a living writer takes away each time before it is opened."""
-_BLOCK_BYTES = 2**10
 _NO_LIMIT = 2**31
 
 State = TypeVar("State")
@@ -118,7 +116,7 @@ class SnapshotStore:
                 snapshot before is still there.
         """
         tensors: dict[int, tuple[Tensor, _Saved]] = {}
-        new: dict[str, memoryview] = {}
+        new: dict[str, bytes] = {}
         rules = _rules(Leaf(lower=partial(self._lower, tensors, new), lift=_refuse_lift))
         packed = msgpack.packb({"header": to_plain(header, rules), "state": to_plain(state, rules)})
         content = _checksum(packed) + packed
@@ -198,7 +196,7 @@ class SnapshotStore:
     def _lower(
         self,
         tensors: dict[int, tuple[Tensor, _Saved]],
-        new: dict[str, memoryview],
+        new: dict[str, bytes],
         tensor: Tensor,
     ) -> object:
         """What `state` says of `tensor`; its bytes are kept in `new` if they must be written."""
@@ -231,7 +229,7 @@ class SnapshotStore:
     def _write(
         self,
         save: object,
-        new: Mapping[str, memoryview],
+        new: Mapping[str, bytes],
         content: bytes,
         named: Mapping[str, Tensor],
     ) -> None:
@@ -242,12 +240,12 @@ class SnapshotStore:
             if digest not in there:
                 self._add(save, digest, new.get(digest) or _kept_of(tensor), there)
         state = f"state.{max(map(_number, there), default=0) + 1}"
-        self._add(save, state, memoryview(content), there)
+        self._add(save, state, content, there)
         if save is self._wanted:
             unnamed = there - named.keys()
             self._remove(name for name in unnamed if _OURS.fullmatch(name))
 
-    def _add(self, save: object, name: str, content: memoryview, there: Set[str]) -> None:
+    def _add(self, save: object, name: str, content: bytes, there: Set[str]) -> None:
         """Write a file and then give it its name; not if nobody waits for `save` any more."""
         if save is not self._wanted:
             return
@@ -257,11 +255,11 @@ class SnapshotStore:
             os.unlink(partial_path)
         # A new file: a write that stalled may still come, into the one it opened.
         file = os.open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        is_named = False
+        left, is_named = memoryview(content), False
         try:
             try:
-                while content:
-                    content = content[os.write(file, content) :]
+                while left:
+                    left = left[os.write(file, left) :]
             finally:
                 os.close(file)
             if save is self._wanted:
@@ -338,15 +336,9 @@ def _rules(tensor: Leaf) -> PlainRules:
 _NO_TENSORS = _rules(Leaf(lower=_refuse_lift, lift=_refuse_lift))
 
 
-def _kept_of(tensor: Tensor) -> memoryview:
+def _kept_of(tensor: Tensor) -> bytes:
     """The bytes of a tensor without the zeros at its end."""
-    raw = np.frombuffer(bytes_of(tensor), np.uint8)
-    end = len(raw)
-    while end and not (block := raw[max(0, end - _BLOCK_BYTES) : end]).any():
-        end -= len(block)
-    while end and raw[end - 1] == 0:
-        end -= 1
-    return raw[:end].data
+    return bytes(bytes_of(tensor)).rstrip(b"\0")
 
 
 def _number(name: str) -> int:

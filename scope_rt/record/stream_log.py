@@ -200,7 +200,7 @@ class StreamLog:
 
     def _write(self, record: Record, blob: bytes) -> None:
         """On the disk's thread: one record, or as much of it as the disk has room for."""
-        if not self._record_latents and isinstance(record, Finished):
+        if blob and not self._record_latents and isinstance(record, Finished):
             record, blob = replace(record, latents=None), b""
         if isinstance(record, Planned):
             self._chunk_index = record.envelope.chunk_index
