@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_records import Begun, Record, Scheduled
+from scope_contracts.log_records import Begun, Control, Record, Scheduled
 from scope_rt.control.inbox import Directive, ScheduledDirective
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.control.transition import Interpolation, TransitionSpec
@@ -17,6 +18,7 @@ from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identi
 from scope_rt.record.stream_log import Log, NullLog, StreamLog
 from scope_rt.stream_identity import identity, opened
 from scope_rt.stream_setup import StreamSetup
+from scope_rt.tensors import bytes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,15 @@ class Resumed:
     history: StreamHistory
     point: ResumePoint
     log_offset: int
+    is_cut: bool
+    """Whether `point` is not saved as it is: what the log told of it, the log will tell no more."""
+
+    @property
+    def shown(self) -> list[tuple[int, int]]:
+        """The chunks before the resume point that its consumer was given: index and epoch."""
+        num = self.point.num_acknowledged + len(self.point.pending)
+        finished = [(index, each.cache_epoch) for index, each in self.history.finished.items()]
+        return finished[max(0, len(finished) - num) :]
 
 
 class Recovery:
@@ -96,6 +107,11 @@ class Recovery:
         return None if self.resumed is None else self.resumed.point
 
     @property
+    def shown_before(self) -> list[tuple[int, int]]:
+        """The chunks that earlier processes showed of this stream: index and epoch."""
+        return [] if self.resumed is None else self.resumed.shown
+
+    @property
     def resume_points(self) -> ResumePoints | None:
         """Where the newest resume point is kept; None where nothing is."""
         if self._store is None or self._config.log is None:
@@ -135,6 +151,8 @@ class Recovery:
         )
         if resumed is None and self._store is not None:
             self._store.clear()  # not before: what is refused leaves it as it was
+        if resumed is not None and resumed.is_cut and self.resume_points is not None:
+            self.resume_points.save(resumed.point, log_offset=self._log.offset)
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
         broken = self._instruments.broken_on_purpose
         self._log.append(opened(self._setup, resumed_at_chunk=next_chunk, broken_on_purpose=broken))
@@ -194,7 +212,9 @@ class Recovery:
                 f"the log {log} of the stream to resume is gone; to start anew, delete {folder}"
             )
         events = history.scheduled
-        later = [self._directive_of(e) for e in events if e.chunk_index >= point.first_scheduled]
+        later = [
+            self._directive_of(e, log) for e in events if e.chunk_index >= point.first_scheduled
+        ]
         point = point.with_schedule(later)
         next_chunk = point.counts.next_chunk_index
         if history.is_suspect(next_chunk=next_chunk, log_offset=header.log_offset):
@@ -202,12 +222,43 @@ class Recovery:
                 f"the snapshot {folder} has chunks that were retracted after it was saved, and "
                 f"nothing is made from those; to start anew, delete {folder} and {log}"
             )
+        is_cut = point.is_cut
+        if is_cut:
+            point = self._after_cut(point, history, log)
         history.forget(next_chunk)
-        return Resumed(log=log, history=history, point=point, log_offset=header.log_offset)
+        return Resumed(
+            log=log, history=history, point=point, log_offset=header.log_offset, is_cut=is_cut
+        )
 
-    def _directive_of(self, event: Scheduled) -> ScheduledDirective:
-        """What a record of the schedule asks for."""
-        text = None if event.prompt is None else self._setup.conditioning(event.prompt)
+    def _after_cut(self, point: ResumePoint, history: StreamHistory, log: Path) -> ResumePoint:
+        """The point with what the log says was in effect at its cut, and asked for from there on.
+
+        Raises:
+            UserInputError: a prompt has other embeddings than it had.
+        """
+        first = point.counts.next_chunk_index
+        before = [each for each in history.controls if each.chunk_index < first]
+        prompts = [each for each in before if each.embeds_sha256]
+        conditioning = None
+        if prompts:
+            conditioning = self._directive_of(prompts[-1], log).directive.conditioning
+        again = [each for each in history.controls if each.chunk_index >= first]
+        return point.after_cut(conditioning, [self._directive_of(each, log) for each in again])
+
+    def _directive_of(self, event: Scheduled | Control, log: Path) -> ScheduledDirective:
+        """What a record asks for: of the schedule, or of what took effect."""
+        prompt = event.prompt
+        if isinstance(event, Control) and not event.embeds_sha256:
+            prompt = None
+        text = None if prompt is None else self._setup.conditioning(prompt)
+        if isinstance(event, Control) and text is not None:
+            now = sha256(bytes_of(text.embeds)).hexdigest()
+            if now != event.embeds_sha256:
+                raise UserInputError(
+                    f"the prompt of chunk {event.chunk_index} has other embeddings than when its "
+                    f"chunks were made, so that the stream cannot be resumed there; to start "
+                    f"anew, delete {self._config.snapshot} and {log}"
+                )
         transition = None
         if event.transition_num_chunks:
             transition = TransitionSpec(
@@ -219,6 +270,7 @@ class Recovery:
             conditioning=text,
             transition=transition,
             hard_cut=event.hard_cut,
+            drop_in_flight=isinstance(event, Control) and event.drop_in_flight,
             recompute=event.recompute,
         )
         return ScheduledDirective(chunk_index=event.chunk_index, directive=directive)

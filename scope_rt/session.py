@@ -385,4 +385,5 @@ class StreamSession:
             resume_points=recovery.resume_points,
             instruments=self._instruments,
             resumed=recovery.resume_point,
+            shown_before=recovery.shown_before,
         )

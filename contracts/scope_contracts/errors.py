@@ -103,6 +103,8 @@ class IntegrityError(ScopeError):
     """Numbers or state are not what they must be. Chunks since the last good check are suspect."""
 
     runbook: ClassVar[str | None] = "drift"
+    suspect_from: int | None = None
+    """The first chunk that the detector has not vouched for; None where it does not say."""
     retraction: "Retraction | None" = None
     """Rank0: the chunks that were shown and are suspect; None where there are none."""
 

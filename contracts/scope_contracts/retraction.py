@@ -1,6 +1,24 @@
-"""A retraction names the chunks that were shown and may be wrong, so that nobody keeps them."""
+"""A retraction names the chunks that were shown and may be wrong, so that nobody keeps them.
 
-from dataclasses import dataclass
+How far back it goes follows from the detector that found the error: from the chunk after the last
+one that it has looked at in the same way.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from scope_contracts.errors import IntegrityError
+
+
+@contextmanager
+def suspect_from(first_chunk: int) -> Iterator[None]:
+    """An `IntegrityError` in here speaks against no chunk before `first_chunk`."""
+    try:
+        yield
+    except IntegrityError as error:
+        error.suspect_from = first_chunk
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +35,10 @@ class Retraction:
     last_epoch: int
     reason: str
     """What was found, with the rank where it is known."""
+
+    def followed_by(self, later: "Retraction") -> "Retraction":
+        """Both as one; this one is of older chunks."""
+        return replace(self, last_chunk=later.last_chunk, last_epoch=later.last_epoch)
 
     def covers(self, chunk_index: int, cache_epoch: int) -> bool:
         """Whether this chunk is retracted."""

@@ -6,13 +6,14 @@ what is saved is verified: chunks that were handed out and are not are retracted
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 from torch import Tensor
 
 from scope_contracts.errors import DamageError, IntegrityError, ScopeError, UserInputError
+from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.delivery import Delivery
 from scope_rt.control.inbox import ControlInbox, Directive, Taken
@@ -22,6 +23,7 @@ from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
 from scope_rt.control.resume_point import ResumePoint, ResumePoints, point_of_cut, resume_point
 from scope_rt.control.tail import StreamTail, TailChunk
+from scope_rt.control.unverified import Unverified
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.record.stream_log import Log
@@ -45,9 +47,13 @@ class StreamLoop:
         instruments: Instruments,
         resume_points: ResumePoints | None = None,
         resumed: ResumePoint | None = None,
+        shown_before: Iterable[tuple[int, int]] = (),
     ) -> None:
         """`num_tail_frames` latent frames before the oldest pending chunk rebuild decoder and
-        context. Without `resume_points` nobody can resume this stream."""
+        context. Without `resume_points` nobody can resume this stream.
+
+        `shown_before` are the chunks of the resumed stream before its resume point: index and
+        epoch."""
         self.inbox = ControlInbox()
         self._stages, self._decoder, self._instruments = stages, decoder, instruments
         self._log, self._record_latents, self._resume_points = log, record_latents, resume_points
@@ -60,7 +66,9 @@ class StreamLoop:
             self._tail = resumed.tail
             self.inbox.schedule(resumed.scheduled)
         self._is_rebuilt = resumed is None
-        self._is_closed = self._has_retracted = False
+        self._first_scheduled = 0 if resumed is None else resumed.first_scheduled
+        self._is_closed, self._has_sent = False, resumed is not None
+        self._retraction: Retraction | None = None
         self._num_runs = 0
         self._last_saved = -1 if resumed is None else resumed.counts.next_chunk_index
         """Where the newest resume point leads; -1 before the first."""
@@ -68,6 +76,9 @@ class StreamLoop:
         """Acknowledges control input, once the chunk that has it is part of the resume point."""
         self._pipeline = Pipeline(
             position, stages, max_in_flight=max_in_flight, log=log, instruments=instruments
+        )
+        self._unverified = Unverified(
+            stages.verify_within, next_chunk=self.last_planned_chunk + 1, shown=shown_before
         )
 
     @property
@@ -87,8 +98,8 @@ class StreamLoop:
         """
         self._delivery.begin()
         self._pipeline.delivered()
-        self._pipeline.unverified.begin()
-        self._has_retracted = False
+        self._unverified.begin(self.last_planned_chunk + 1)
+        self._first_scheduled, self._retraction, self._has_sent = 0, None, False
         self._is_rebuilt = True
 
     def run(
@@ -158,27 +169,43 @@ class StreamLoop:
             raise
 
     def _retract(self, error: IntegrityError) -> None:
-        """Retract what is unverified, and save where the stream continues without it."""
-        unverified = self._pipeline.unverified
-        error.retraction = unverified.retraction(str(error.args[0]))
-        if self._has_retracted:  # what a rank finds wrong as the stream ends accuses the same
+        """Retract what the error speaks against, and save where the stream continues without it.
+
+        What is found as the stream ends may accuse more than the error that ends it, or the same.
+        """
+        earlier = error.retraction = self._retraction
+        first = self._unverified.first_suspect(error.suspect_from)
+        if self._unverified.trusts_context(first):
             return
-        self._has_retracted = True
-        if error.retraction is not None:
-            self._log.append(retracted_record(error.retraction))
-        if unverified.trusts_context or not unverified.sent:
+        found = self._unverified.retract(first, str(error.args[0]))
+        if found is not None:
+            self._log.append(retracted_record(found))
+            error.retraction = found if earlier is None else found.followed_by(earlier)
+        elif earlier is not None:
             return
-        num_retracted = unverified.num_shown_again
+        self._retraction = error.retraction
+        if self._has_sent:
+            self._save_cut(*self._unverified.cut_of(found))
+
+    def _save_cut(self, chunk_index: int, num_retracted: int) -> None:
+        """The stream continues before `chunk_index`, as if the newest chunks had not been."""
         self._delivery.retract(num_retracted)
         self._tail = self._tail.without_newest(num_retracted)
-        if self._resume_points is not None:
-            scheduled = self.inbox.scheduled()
-            point = point_of_cut(self._pipeline, self._delivery, self._tail, scheduled)
-            log_offset = self._log.offset
-            # Where the log has failed, a later point would lead beyond its end, and the newest one
-            # has nothing that is not verified.
-            if self._log.failure is None or point.counts.next_chunk_index <= self._last_saved:
-                self._resume_points.save(point, log_offset=log_offset)
+        # Where the log has failed, a later point would lead beyond its end, and the newest one has
+        # nothing that is suspect.
+        is_logged = self._log.failure is None or chunk_index <= self._last_saved
+        if self._resume_points is None or not is_logged:
+            return
+        log_offset = self._log.offset
+        point = point_of_cut(
+            chunk_index,
+            self._pipeline,
+            self._delivery,
+            self._tail,
+            self.inbox.scheduled(),
+            first_scheduled=self._first_scheduled,
+        )
+        self._resume_points.save(point, log_offset=log_offset)
 
     def _refill(self) -> None:
         """Send as many chunks as have room and will be wanted."""
@@ -198,6 +225,7 @@ class StreamLoop:
             self._send(taken)
 
     def _send(self, taken: Taken) -> None:
+        self._has_sent = True
         try:
             envelope = self._pipeline.send(taken.directive)
         except ScopeError as error:
@@ -220,7 +248,7 @@ class StreamLoop:
         self._pipeline.decoded(arrived.envelope.chunk_index, frames)
         chunk = arrived.shown(frames, decode_ms=(time.perf_counter_ns() - start_ns) / 1e6)
         self._delivery.add(arrived)
-        self._pipeline.unverified.add_shown(chunk.chunk_index, chunk.cache_epoch)
+        self._unverified.add_shown(chunk.chunk_index, chunk.cache_epoch)
         self._tail = self._tail.followed_by(
             TailChunk(start_frame=arrived.envelope.current_start_frame, latents=arrived.latents),
             sinks=self._stages.context.sinks,
@@ -260,7 +288,13 @@ class StreamLoop:
             log_offset = self._log.offset
             if self._log.failure is None:  # else a later one would lead beyond the log's end
                 scheduled = self.inbox.scheduled()
-                point = resume_point(self._pipeline, self._delivery, self._tail, scheduled)
+                point = resume_point(
+                    self._pipeline,
+                    self._delivery,
+                    self._tail,
+                    scheduled,
+                    first_scheduled=self._first_scheduled,
+                )
                 self._resume_points.save(point, log_offset=log_offset)
                 self._last_saved = point.counts.next_chunk_index
         if self._when_saved is not None:

@@ -28,6 +28,7 @@ from scope_contracts.envelope import (
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.parity import ScalarDigest
+from scope_contracts.retraction import suspect_from
 from scope_rt.control.chunk import Arrived
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.in_flight import InFlight
@@ -38,7 +39,6 @@ from scope_rt.control.log_entries import (
     planned_record,
 )
 from scope_rt.control.position import Position
-from scope_rt.control.unverified import Unverified
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.feedback import Feedback, own_latents
@@ -129,7 +129,6 @@ class Pipeline:
         self.position = position
         """Where planning is: after the last chunk that was sent."""
         self.in_flight: deque[InFlight] = deque()
-        self.unverified = Unverified(stages.verify_within)
         self.is_midway = False
         """Whether an error left the mesh in the middle of a chunk, where nothing can end it."""
         self._stages, self._max_in_flight = stages, max_in_flight
@@ -207,7 +206,6 @@ class Pipeline:
             directive=directive,
             state_digest=digest.hash(),
         )
-        self.unverified.add_sent(sent)  # rank0 may generate it here and now, and find an error
         with self._midway():
             messages = faults.reach(FaultPoint.SENDING, envelope.chunk_index, [(envelope, tensors)])
             for message in messages:
@@ -255,7 +253,10 @@ class Pipeline:
         self._latents = latents_BFCHW
         if rules is not None:
             limit = rules.latent_limit
-            self._instruments.checks.latents(chunk, latents_BFCHW, previous=previous, limit=limit)
+            with suspect_from(chunk):
+                self._instruments.checks.latents(
+                    chunk, latents_BFCHW, previous=previous, limit=limit
+                )
 
     def decoded(self, chunk_index: int, frames_BTHWC: Tensor) -> None:
         """The chunk that was received has these frames; a recompute may need them.
@@ -264,7 +265,8 @@ class Pipeline:
             IntegrityError: they show nothing, though the latents vary.
         """
         if self._stages.values is not None and self._latents is not None:
-            self._instruments.checks.picture(chunk_index, self._latents, frames_BTHWC)
+            with suspect_from(chunk_index):
+                self._instruments.checks.picture(chunk_index, self._latents, frames_BTHWC)
         self._stages.context.remember_frames(frames_BTHWC)
         self._received = _Received.NOT_DELIVERED
 

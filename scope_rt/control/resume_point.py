@@ -1,14 +1,13 @@
 """All that rank0 must know to resume a stream is one value, small enough to save every chunk."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from scope_contracts.envelope import PPEnvelope
 from scope_rt.control.chunk import Arrived
 from scope_rt.control.delivery import Delivery
-from scope_rt.control.in_flight import InFlight
-from scope_rt.control.inbox import Conditioning, ScheduledDirective
+from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.position import Position
@@ -42,9 +41,9 @@ class ResumePoint:
     """A stream between two chunks.
 
     Planning continues at `counts`, the first chunk that had not arrived, with what was asked for
-    from there on in `scheduled`: `asked_again` for chunks that a restart plans again, and `later`,
-    the part of the stream's schedule from chunk `first_scheduled` on, which is kept in the log and
-    in no snapshot. The consumer acknowledged `num_acknowledged` chunks; the latents
+    from there on in `scheduled`: `asked_again` for chunks that a restart plans again, all before
+    chunk `first_scheduled`, and `later`, the stream's schedule from there on, which is kept in the
+    log and in no snapshot. The consumer acknowledged `num_acknowledged` chunks; the latents
     of the `pending` ones are the last of `tail`.
     """
 
@@ -57,6 +56,9 @@ class ResumePoint:
     num_acknowledged: int
     pending: tuple[PendingChunk, ...]
     tail: StreamTail
+    is_cut: bool = False
+    """Whether the stream continues by a hard cut, after a retraction. What was in effect and asked
+    for there is in the log, and neither in memory nor here: see `after_cut`."""
 
     @property
     def scheduled(self) -> tuple[ScheduledDirective, ...]:
@@ -67,6 +69,20 @@ class ResumePoint:
         """The same with what is still to come of a stream's schedule."""
         later = (event for event in events if event.chunk_index >= self.first_scheduled)
         return replace(self, later=tuple(later))
+
+    def after_cut(
+        self, conditioning: Conditioning | None, controls: Iterable[ScheduledDirective]
+    ) -> "ResumePoint":
+        """The same with the text in effect at its cut, and the `controls` that took effect from
+        there on: they do so again, at the same chunks."""
+        first = self.counts.next_chunk_index
+        cut = ScheduledDirective(chunk_index=first, directive=Directive(hard_cut=True))
+        return replace(
+            self,
+            conditioning=conditioning,
+            asked_again=(cut, *controls, *self.asked_again),
+            is_cut=False,
+        )
 
     def position(self, settings: StreamSettings) -> Position:
         """Where planning continues; the mesh holds no cache there."""
@@ -105,77 +121,86 @@ def resume_point(
     pipeline: Pipeline,
     delivery: Delivery,
     tail: StreamTail,
-    later: tuple[ScheduledDirective, ...],
+    to_come: tuple[ScheduledDirective, ...],
+    *,
+    first_scheduled: int,
 ) -> ResumePoint:
-    """Where a restarted rank0 would continue: before the first chunk that has not arrived."""
+    """Where a restarted rank0 would continue: before the first chunk that has not arrived.
+
+    `to_come` is what is scheduled; the log has that from `first_scheduled` on, or from the first
+    chunk that is not planned.
+    """
     lost = pipeline.lost_by_a_restart
     position = lost[0].before if lost else pipeline.position
-    asked_again = _asked_again(lost)
-    first = pipeline.position.planner.next_chunk_index
-    return _point_at(position, delivery, tail, asked_again, first_scheduled=first, later=later)
+    planner = position.planner
+    counts = PlannedCounts(
+        next_call_id=planner.next_call_id,
+        next_chunk_index=planner.next_chunk_index,
+        cache_epoch=planner.cache_epoch,
+        next_start_frame=planner.next_start_frame,
+        chunks_in_epoch=planner.chunks_in_epoch,
+    )
+    planned = tuple(
+        ScheduledDirective(chunk_index=each.envelope.chunk_index, directive=each.directive)
+        for each in lost
+    )
+    first = max(first_scheduled, pipeline.position.planner.next_chunk_index)
+    point = _point_at(counts, delivery, tail, to_come, first_scheduled=first)
+    return replace(
+        point,
+        conditioning=position.text,
+        transition=position.transition,
+        asked_again=(*planned, *point.asked_again),
+    )
 
 
 def point_of_cut(
+    chunk_index: int,
     pipeline: Pipeline,
     delivery: Delivery,
     tail: StreamTail,
-    later: tuple[ScheduledDirective, ...],
+    to_come: tuple[ScheduledDirective, ...],
+    *,
+    first_scheduled: int,
 ) -> ResumePoint:
-    """Where a restarted rank0 continues by a hard cut: before the oldest unverified chunk.
+    """Where a restarted rank0 continues by a hard cut: before a chunk that was planned before.
 
-    What was asked for there and later is asked for again. The cut's epoch is above all before it,
-    so that no chunk has the index and the epoch of one that was retracted. `delivery` and `tail`
-    hold verified chunks only, for a consumer that lacks some of them; the cut discards the context.
+    The cut's epoch is above all before it, so that no chunk has the index and the epoch of one that
+    was retracted. `delivery` and `tail` hold no later chunks, for a consumer that lacks some of
+    them; the cut discards the context.
 
     To continue without a cut, the cache would be rebuilt from the latents before that chunk. They
-    would have to be kept in memory for M chunks longer (`StreamTail`), and their rebuilt chunks be
-    told from the retracted ones, of the same index and epoch, by something else.
+    would have to be kept for as long as the slowest detector takes (`StreamTail`), and the rebuilt
+    chunks be told from the retracted ones, of the same index and epoch, by something else.
     """
-    unverified = pipeline.unverified.sent
-    position = unverified[0].before
-    epoch = max(position.planner.cache_epoch, pipeline.position.planner.cache_epoch)
-    first, *others = _asked_again(unverified)
-    cut = replace(first, directive=replace(first.directive, hard_cut=True))
-    return _point_at(
-        replace(position, planner=replace(position.planner, cache_epoch=epoch)),
-        delivery,
-        tail,
-        (cut, *others),
-        first_scheduled=unverified[-1].envelope.chunk_index + 1,
-        later=later,
+    planner = pipeline.position.planner
+    counts = PlannedCounts(
+        next_call_id=planner.next_call_id - planner.next_chunk_index + chunk_index,
+        next_chunk_index=chunk_index,
+        cache_epoch=planner.cache_epoch,
+        next_start_frame=0,
+        chunks_in_epoch=0,
     )
-
-
-def _asked_again(sent: Sequence[InFlight]) -> tuple[ScheduledDirective, ...]:
-    return tuple(
-        ScheduledDirective(chunk_index=each.envelope.chunk_index, directive=each.directive)
-        for each in sent
-    )
+    first = max(first_scheduled, planner.next_chunk_index)
+    point = _point_at(counts, delivery, tail, to_come, first_scheduled=first)
+    return replace(point, is_cut=True)
 
 
 def _point_at(
-    position: Position,
+    counts: PlannedCounts,
     delivery: Delivery,
     tail: StreamTail,
-    asked_again: tuple[ScheduledDirective, ...],
+    to_come: tuple[ScheduledDirective, ...],
     *,
     first_scheduled: int,
-    later: tuple[ScheduledDirective, ...],
 ) -> ResumePoint:
-    planner = position.planner
     return ResumePoint(
-        counts=PlannedCounts(
-            next_call_id=planner.next_call_id,
-            next_chunk_index=planner.next_chunk_index,
-            cache_epoch=planner.cache_epoch,
-            next_start_frame=planner.next_start_frame,
-            chunks_in_epoch=planner.chunks_in_epoch,
-        ),
-        conditioning=position.text,
-        transition=position.transition,
-        asked_again=asked_again,
+        counts=counts,
+        conditioning=None,
+        transition=None,
+        asked_again=tuple(each for each in to_come if each.chunk_index < first_scheduled),
         first_scheduled=first_scheduled,
-        later=later,
+        later=tuple(each for each in to_come if each.chunk_index >= first_scheduled),
         num_acknowledged=delivery.num_acknowledged,
         pending=tuple(
             PendingChunk(

@@ -1,71 +1,103 @@
-"""The newest chunks are unverified: a chunk counts as verified once M chunks were computed from it
-on, itself the first, and none of them was found wrong.
+"""What was shown, and from which chunk on an error speaks against it.
 
-All state is verified in rotation within M chunks, so an error that comes with chunk k says nothing
-against chunks up to k - M. In `strict` M is 1: a chunk that was shown is verified.
-
-Only what this process has sent is accused. What an earlier one computed was computed from memory
-that is gone; every process verifies what it loads.
+An error carries the first chunk that its detector has not vouched for (`suspect_from`). What it
+found may be the effect of another change, in state that is verified in rotation: the M - 1 newest
+chunks are suspect with every error (M is 1 in `strict`: what was shown is verified). A change of
+memory or settings is none of an earlier process: every process verifies what it loads. What samples
+find, such as a wrong kernel, may be older than this process.
 """
 
-from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from scope_contracts.retraction import Retraction
-from scope_rt.control.in_flight import InFlight
+
+
+@dataclass(slots=True)
+class _Run:
+    """Chunks in a row, of one epoch."""
+
+    first: int
+    last: int
+    epoch: int
 
 
 class Unverified:
-    """Chunks that a later error would retract, and how to plan them again."""
+    """The chunks that were shown, of a stream of any length: cuts take room, chunks do not."""
 
-    def __init__(self, within: int) -> None:
-        """`within` is M, in chunks."""
-        self._within = within
-        self._sent: deque[InFlight] = deque()
-        self._shown: deque[tuple[int, int]] = deque()
-        """Index and epoch of each chunk that was decoded for the consumer."""
+    def __init__(
+        self, within: int, *, next_chunk: int, shown: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        """`within` is M, in chunks; this process makes `next_chunk` first.
 
-    @property
-    def sent(self) -> tuple[InFlight, ...]:
-        """Unverified chunks since the last `begin`, oldest first, those that are under way too."""
-        return tuple(self._sent)
+        `shown` are the chunks of this stream that earlier processes showed: index and epoch.
+        """
+        self._within, self._first_made = within, next_chunk
+        self._last = next_chunk - 1
+        self._retracted_from: int | None = None
+        self._runs: list[_Run] = []
+        for index, epoch in shown:
+            self._add(index, epoch)
+        self._begun_at = self._runs[0].first if self._runs else next_chunk
 
-    @property
-    def num_shown_again(self) -> int:
-        """Chunks that the consumer was given and that are planned again with `sent`."""
-        first = self._sent[0].envelope.chunk_index if self._sent else None
-        return sum(first is not None and index >= first for index, _ in self._shown)
-
-    @property
-    def trusts_context(self) -> bool:
-        """Whether every chunk that was shown is verified."""
-        return self._within == 1
-
-    def begin(self) -> None:
+    def begin(self, next_chunk: int) -> None:
         """Another stream begins: chunks of the one before are not planned again."""
-        self._sent.clear()
-
-    def add_sent(self, sent: InFlight) -> None:
-        """A chunk is about to be sent."""
-        self._sent.append(sent)
+        self._begun_at, self._retracted_from = next_chunk, None
 
     def add_shown(self, chunk_index: int, cache_epoch: int) -> None:
-        """A chunk was decoded, and nothing was found wrong with it."""
-        self._shown.append((chunk_index, cache_epoch))
-        first = chunk_index + 2 - self._within  # the next error comes with the next chunk
-        while self._shown and self._shown[0][0] < first:
-            self._shown.popleft()
-        while self._sent and self._sent[0].envelope.chunk_index < first:
-            self._sent.popleft()
+        """A chunk was decoded for the consumer, and nothing was found wrong with it."""
+        self._add(chunk_index, cache_epoch)
+        self._last = chunk_index
 
-    def retraction(self, reason: str) -> Retraction | None:
-        """Of all unverified chunks that were shown; None where there are none."""
-        if not self._shown:
+    def first_suspect(self, suspect_from: int | None) -> int:
+        """The first chunk that an error speaks against; above all that were shown where that is
+        none of them.
+
+        None is the first of this process: its detector says nothing.
+        """
+        first = self._first_made if suspect_from is None else suspect_from
+        # The error comes with the next chunk, or a later one.
+        return min(first, max(self._first_made, self._last + 2 - self._within))
+
+    def trusts_context(self, first_suspect: int) -> bool:
+        """Whether all that was shown is verified, so that the stream goes on from it."""
+        return self._within == 1 and first_suspect > self._last
+
+    def retract(self, first_suspect: int, reason: str) -> Retraction | None:
+        """Of the chunks that were shown from there on; None where there are none, or where all of
+        them were retracted before."""
+        end = self._last + 1 if self._retracted_from is None else self._retracted_from
+        runs = self._between(first_suspect, end)
+        self._retracted_from = min(first_suspect, end)
+        if not runs:
             return None
-        (first, first_epoch), (last, last_epoch) = self._shown[0], self._shown[-1]
         return Retraction(
-            first_chunk=first,
-            last_chunk=last,
-            first_epoch=first_epoch,
-            last_epoch=last_epoch,
+            first_chunk=runs[0].first,
+            last_chunk=runs[-1].last,
+            first_epoch=runs[0].epoch,
+            last_epoch=runs[-1].epoch,
             reason=reason,
         )
+
+    def cut_of(self, retracted: Retraction | None) -> tuple[int, int]:
+        """The chunk before which the stream continues by a hard cut, and how many chunks that its
+        consumer was given are made again."""
+        if retracted is None:
+            return max(self._last + 1, self._begun_at), 0
+        cut = max(retracted.first_chunk, self._begun_at)
+        runs = self._between(cut, retracted.last_chunk + 1)
+        return cut, sum(run.last - run.first + 1 for run in runs)
+
+    def _add(self, index: int, epoch: int) -> None:
+        newest = self._runs[-1] if self._runs else None
+        if newest is not None and (newest.last + 1, newest.epoch) == (index, epoch):
+            newest.last = index
+        else:
+            self._runs.append(_Run(index, index, epoch))
+
+    def _between(self, first: int, end: int) -> list[_Run]:
+        """What was shown of chunks `first` to `end` - 1."""
+        clipped = (
+            _Run(max(run.first, first), min(run.last, end - 1), run.epoch) for run in self._runs
+        )
+        return [run for run in clipped if run.first <= run.last]

@@ -135,6 +135,14 @@ class ArithmeticCheck:
             recorder.stop()
         self._recorders, self._sums = [], ()
 
+    @property
+    def suspect_from(self) -> int:
+        """The first chunk since a token of the same layer and call was looked at: turns follow from
+        the chunk's index, so an earlier process had them too."""
+        if self._level is IntegrityLevel.STRICT:
+            return self._chunk
+        return self._chunk + 1 - len(self._blocks) * len(self._calls) * self._every
+
     def report(self) -> tuple[ReducedSum, ...]:
         """The last chunk's all-reduces, for `Checks.reduced_sums`; empty in a group of one."""
         return self._sums

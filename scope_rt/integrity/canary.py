@@ -24,8 +24,8 @@ from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.noise import SeededNoise
 from scope_rt.tensors import digest_of
 
-EVERY = 256
-"""Chunks from one run to the next."""
+ROTATIONS = 8
+"""Of the state, from one run to the next: 256 chunks by default."""
 _SEED = 0x5C0FE
 _FRAMES, _SIDE, _TEXT_LENGTH = 2, 4, 4
 """Latent frames of a chunk, latent cells along its side, and tokens of its text."""
@@ -42,7 +42,8 @@ class Canary:
     of a group run it before the same chunk: it has the all-reduces of two calls and of the text.
     """
 
-    def __init__(self, generator: ChunkGenerator, *, every: int = EVERY) -> None:
+    def __init__(self, generator: ChunkGenerator, *, every: int) -> None:
+        """`every` is the number of chunks from one run to the next."""
         self._generator, self._every = generator, every
         spec = replace(
             generator.cache.spec,

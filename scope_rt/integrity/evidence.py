@@ -22,8 +22,12 @@ class RankEvidence(CanonicalMessage):
     """Digest of the fixed chunk; empty where it was not run."""
     expected_canary: str = ""
     """Of its first run."""
+    canary_from: int = 0
+    """The first chunk since its last run."""
     sums: tuple[ReducedSum, ...] = ()
     """Of the all-reduces that were watched."""
+    sums_from: int = 0
+    """The first chunk since they were watched last."""
 
 
 def encode_evidence(evidence: RankEvidence) -> bytes:

@@ -1,6 +1,7 @@
 """All that one generator rank verifies around a chunk, and what it tells the other ranks of it."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 from scope_contracts.envelope import PPEnvelope
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.parity import HASH_BYTES
+from scope_contracts.retraction import suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.arithmetic import ArithmeticCheck
-from scope_rt.integrity.canary import Canary
+from scope_rt.integrity.canary import ROTATIONS, Canary
 from scope_rt.integrity.evidence import RankEvidence
 from scope_rt.integrity.rotation import Digests
 from scope_rt.integrity.state_audit import StateAudit
@@ -38,18 +40,23 @@ class Verifier:
         """Build it when the weights are loaded and verified. `within` is M, in chunks."""
         is_strict = level is IntegrityLevel.STRICT
         self._generator = generator
+        self._within = 1 if is_strict else within
+        self._first_chunk: int | None = None
+        """Of this process: what it holds was compared with the checkpoint before, or made since."""
         self._state = StateAudit(
             rank=rank,
             weights=weights,
             generator=generator,
-            within=1 if is_strict else within,
+            within=self._within,
             checks=checks,
         )
         self._arithmetic = ArithmeticCheck(
             generator, level=level, rank=rank, checks=checks, every=AUDITED_CHUNKS
         )
-        self._canary = Canary(generator)
+        self._canary = Canary(generator, every=ROTATIONS * within)
         self._ran_canary = False
+        self._canary_from = self._canary_chunk = 0
+        """Before which chunks it ran: the run before the last one, and that one."""
 
     def begin(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
         """Verify what a prompt change replaces; run the fixed chunk where that is due, which takes
@@ -58,11 +65,16 @@ class Verifier:
         Raises:
             IntegrityError: naming the rank and what is wrong.
         """
+        chunk = envelope.chunk_index
+        if self._first_chunk is None:
+            self._first_chunk = self._canary_chunk = chunk
         if envelope.reset_crossattn_cache:
-            self._state.verify_leaving(envelope.chunk_index)
-        self._ran_canary = self._canary.is_due(envelope.chunk_index)
+            with self._state_vouches_for(chunk - self._within):
+                self._state.verify_leaving(chunk)
+        self._ran_canary = self._canary.is_due(chunk)
         if self._ran_canary:
             self._canary.run()
+            self._canary_from, self._canary_chunk = self._canary_chunk, chunk
         self._arithmetic.begin(envelope, tensors)
 
     def end(self, chunk: int, latents_BFCHW: Tensor) -> RankEvidence:
@@ -73,8 +85,11 @@ class Verifier:
         Raises:
             FingerprintError, IntegrityError: naming the rank and what is wrong.
         """
-        self._state.verify(chunk)  # first: it knows the cause, of which the other sees the effect
-        self._arithmetic.end()
+        # First: it knows the cause, of which the other sees the effect.
+        with self._state_vouches_for(chunk - self._within):
+            self._state.verify(chunk)
+        with suspect_from(self._arithmetic.suspect_from):
+            self._arithmetic.end()
         digest = blake2b(digest_size=HASH_BYTES)
         for tensor in (*self._generator.noise_drawn, latents_BFCHW):
             digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
@@ -82,7 +97,9 @@ class Verifier:
             result=digest.hexdigest(),
             canary=self._canary.digest if self._ran_canary else "",
             expected_canary=self._canary.expected if self._ran_canary else "",
+            canary_from=self._canary_from,
             sums=self._arithmetic.report(),
+            sums_from=self._arithmetic.suspect_from,
         )
 
     def close(self, chunk: int) -> None:
@@ -91,4 +108,10 @@ class Verifier:
         Raises:
             FingerprintError, IntegrityError: naming the rank and what is wrong.
         """
-        self._state.verify(chunk, is_last=True)
+        with self._state_vouches_for(chunk + 1 - self._within):
+            self._state.verify(chunk, is_last=True)
+
+    def _state_vouches_for(self, chunk: int) -> AbstractContextManager[None]:
+        """What is found in here speaks against no chunk up to this one, after which all state was
+        verified, nor against one that this process did not make."""
+        return suspect_from(max(chunk + 1, self._first_chunk or 0))

@@ -43,7 +43,7 @@ class Liveness:
         except RuntimeError as error:
             cause = self._cause(_link_error(str(error)), str(error), peer)
             if isinstance(cause, IntegrityError):  # which says where it was found
-                raise IntegrityError(cause.args[0]) from error
+                raise _another(cause) from error
             raise type(cause)(f"{what}: {cause.args[0]}") from error
 
     def _cause(self, symptom: LinkError, text: str, peer: int | None) -> GroupError:
@@ -60,6 +60,13 @@ class Liveness:
             return None
         host, port, by_address = address[1], int(address[2]), self.rank_by_address
         return by_address.get((host, socket.ntohs(port)), by_address.get((host, port)))
+
+
+def _another(cause: IntegrityError) -> IntegrityError:
+    """Of the same content: every raise adds its own traceback to an error."""
+    error = IntegrityError(cause.args[0])
+    error.suspect_from = cause.suspect_from
+    return error
 
 
 def _link_error(text: str) -> LinkError:

@@ -72,13 +72,16 @@ class Failure(CanonicalMessage):
 
     kind: FailureKind
     text: str
+    suspect_from: int | None = None
+    """Of an `IntegrityError`."""
 
     @classmethod
     def of(cls, error: GroupError) -> Self:
         kinds = (kind for kind, each in _ERRORS.items() if isinstance(error, each))
         kind = next(kinds, FailureKind.SILENT)
         text = str(error.args[0]).encode()[:MAX_STRING_BYTES].decode(errors="ignore")
-        return cls(kind=kind, text=text)
+        suspect_from = error.suspect_from if isinstance(error, IntegrityError) else None
+        return cls(kind=kind, text=text, suspect_from=suspect_from)
 
 
 class _Connection:
@@ -284,4 +287,7 @@ def _error(data: bytes) -> GroupError:
         failure = Failure.decode(data)
     except ContractError as error:
         return LinkError(f"a rank was lost, and the report of it cannot be read: {error}")
-    return _ERRORS[failure.kind](failure.text)
+    found = _ERRORS[failure.kind](failure.text)
+    if isinstance(found, IntegrityError):
+        found.suspect_from = failure.suspect_from
+    return found

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from scope_contracts.parity import ScalarDigest
+from scope_contracts.retraction import suspect_from
 from scope_contracts.wire import CanonicalMessage
 from scope_rt.checks import Checks
 from scope_rt.integrity.evidence import RankEvidence, decode_evidence, encode_evidence
@@ -76,9 +77,7 @@ class PeerCheck:
         due = self._num_chunks % self.every == 0
         self._num_chunks += 1
         self._waited_before_s = self.waited_s()
-        now = self.numerics()
-        at_start = self._numerics_at_start = self._numerics_at_start or now
-        self.checks.numerics(self.rank, digest.chunk_index, now=now, at_start=at_start)
+        now = self._check_numerics(digest.chunk_index)
         if not due or self.gather is None:
             return
         shared = tuple(each for each in now if not each.startswith(_OF_ONE_RANK))
@@ -102,6 +101,7 @@ class PeerCheck:
             FieldError, WireError: a rank's evidence cannot be read.
         """
         self.check_peers()
+        self._check_numerics(chunk)  # else it would be the next chunk that accuses this one
         if evidence is not None:
             self._compare(chunk, evidence)
         busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
@@ -109,18 +109,29 @@ class PeerCheck:
             self._check_pace(chunk, [max(busy_ms, self._usual_ms()), self._usual_ms()])
         self._busy_ms = [*self._busy_ms[1 - NUM_REMEMBERED :], busy_ms]
 
+    def _check_numerics(self, chunk: int) -> tuple[str, ...]:
+        """This process's numeric settings, which are still those of its start."""
+        now = self.numerics()
+        self._numerics_at_start = self._numerics_at_start or now
+        with suspect_from(chunk):
+            self.checks.numerics(self.rank, chunk, now=now, at_start=self._numerics_at_start)
+        return now
+
     def _compare(self, chunk: int, mine: RankEvidence) -> None:
         given = [mine]
         if self.gather is not None:
             given = [
                 decode_evidence(data) for data in _gathered(self.gather, encode_evidence(mine))
             ]
-        self.checks.replicated(chunk, [each.result for each in given], self.ranks)
+        with suspect_from(chunk):
+            self.checks.replicated(chunk, [each.result for each in given], self.ranks)
         if mine.sums:
-            self.checks.reduced_sums(chunk, [each.sums for each in given], self.ranks)
+            with suspect_from(mine.sums_from):
+                self.checks.reduced_sums(chunk, [each.sums for each in given], self.ranks)
         if mine.canary:
             digests = [each.canary for each in given]
-            self.checks.canary(chunk, digests, self.ranks, mine.expected_canary)
+            with suspect_from(mine.canary_from):
+                self.checks.canary(chunk, digests, self.ranks, mine.expected_canary)
 
     def _usual_ms(self) -> float:
         """What a chunk takes here; 0 is not known yet."""

@@ -3,15 +3,12 @@ unknowingly; after a loss the stream continues from its context."""
 
 import errno
 import os
-from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from scope_contracts.envelope import LATENTS_OUT
 from scope_contracts.errors import (
     DamageError,
     FingerprintError,
@@ -23,105 +20,33 @@ from scope_contracts.errors import (
 from scope_contracts.log_file import Entry, LogReader
 from scope_contracts.log_records import Finished
 from scope_contracts.retraction import Retraction
-from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.models.generator import ChunkGenerator
 from scope_rt.record.reader import read_history
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.session import ScheduledEvent, StreamSession
-from tests.integrity.corruption import PROMPT, Change, flip_bit
-
-NUM_CHUNKS, WITHIN = 12, 4
-AT = 6
-"""The chunk at which something is changed."""
-NEW_PROMPT = ScheduledEvent(chunk_index=5, prompt="a white triangle")
-
-
-def flip_weight(generator: ChunkGenerator) -> None:
-    flip_bit(generator.model.get_parameter("blocks.2.ffn.net.0.proj.weight"))
-
-
-def spoil(answer: tuple[object, dict[str, torch.Tensor]]) -> object:
-    result, tensors = answer
-    return result, tensors | {LATENTS_OUT: tensors[LATENTS_OUT] * torch.nan}
-
-
-def lose(value: object) -> None:
-    raise PeerLostError("rank 1 closed the connection")
-
-
-FLIPPED = (FaultPoint.GENERATOR, flip_weight)
-NAN = (FaultPoint.RESULT, spoil)
-LOST = (FaultPoint.GENERATOR, lose)
-
-
-def settings_in(place: Path, **settings: Any) -> StreamConfig:
-    given: dict[str, Any] = {
-        "log": place / "log",
-        "snapshot": place / "snapshot",
-        "verify_within": WITHIN,
-    }
-    return StreamConfig.of(**(given | settings))
-
-
-def broken(
-    place: Path,
-    what: tuple[FaultPoint, Callable[[Any], Any]],
-    *,
-    at: int = AT,
-    event: ScheduledEvent = NEW_PROMPT,
-    **settings: Any,
-) -> tuple[list[Chunk], ScopeError]:
-    """What a stream showed before it failed, and its error."""
-    shown: list[Chunk] = []
-    change = Change(what[0], at, what[1])
-    with (
-        pytest.raises(ScopeError) as raised,
-        StreamSession(
-            settings_in(place, **settings), instruments=Instruments(faults=change)
-        ) as session,
-    ):
-        for chunk in session.stream(
-            PROMPT,
-            num_chunks=NUM_CHUNKS,
-            schedule=[event],
-            acknowledged=lambda: max(0, len(shown) - 2),
-        ):
-            shown.append(chunk)
-    assert change.was_made
-    return shown, raised.value
-
-
-def continued(place: Path, shown: Sequence[Chunk], **settings: Any) -> tuple[list[Chunk], int]:
-    """The whole stream as its consumer has it after a resume, and where it was planned anew."""
-    with StreamSession(settings_in(place, resume=True, **settings)) as session:
-        first = session.resumed_at_chunk
-        assert first is not None
-        kept = [chunk for chunk in shown if chunk.chunk_index < first]
-        kept = kept[: max(session.num_acknowledged_before, len(kept) - 1)]
-        have = len(kept)
-        more = session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: have)
-        return kept + list(more), first
-
-
-def clean(*events: ScheduledEvent) -> list[Chunk]:
-    with StreamSession(StreamConfig.of()) as session:
-        return list(session.stream(PROMPT, num_chunks=NUM_CHUNKS, schedule=[NEW_PROMPT, *events]))
-
-
-def as_shown(chunks: Sequence[Chunk]) -> list[tuple[int, int, str, str, bytes]]:
-    return [
-        (c.chunk_index, c.cache_epoch, c.prompt, c.latents_sha256, c.frames.tobytes())
-        for c in chunks
-    ]
+from tests.integrity.corruption import PROMPT, Change
+from tests.integrity.resumed_streams import (
+    AT,
+    FLIPPED,
+    LOST,
+    NAN,
+    NEW_PROMPT,
+    NUM_CHUNKS,
+    WITHIN,
+    Both,
+    What,
+    as_shown,
+    broken,
+    clean,
+    continued,
+    settings_in,
+)
 
 
 @pytest.mark.parametrize("what", [FLIPPED, NAN], ids=["flipped weight", "NaN"])
-def test_nothing_of_an_unverified_context_survives(
-    tmp_path: Path, what: tuple[FaultPoint, Callable[[Any], Any]]
-) -> None:
+def test_nothing_of_an_unverified_context_survives(tmp_path: Path, what: What) -> None:
     shown, error = broken(tmp_path, what)
     assert isinstance(error, IntegrityError)
     retraction = error.retraction
@@ -206,7 +131,7 @@ def test_a_chunk_that_is_made_again_is_never_mistaken_for_the_retracted_one(
 
 def test_a_hard_cut_among_the_retracted_chunks_happens_again(tmp_path: Path) -> None:
     cut = ScheduledEvent(chunk_index=5, hard_cut=True)
-    shown, error = broken(tmp_path, NAN, event=cut)
+    shown, error = broken(tmp_path, NAN, events=[cut])
     assert isinstance(error, IntegrityError)
     assert error.retraction is not None
     assert (error.retraction.first_epoch, error.retraction.last_epoch) == (0, 1)
@@ -229,18 +154,6 @@ def test_a_snapshot_from_before_a_retraction_is_not_resumed(tmp_path: Path) -> N
         broken(tmp_path, NAN)
     with pytest.raises(UserInputError, match="has chunks that were retracted after it was saved"):
         StreamSession(settings_in(tmp_path, resume=True))
-
-
-class Both:
-    """One fault after the other."""
-
-    def __init__(self, *changes: Any) -> None:
-        self.changes = changes
-
-    def reach(self, point: FaultPoint, chunk: int, value: Any) -> Any:
-        for change in self.changes:
-            value = change.reach(point, chunk, value)
-        return value
 
 
 def shown_until(place: Path, faults: Any) -> tuple[list[Chunk], ScopeError]:
