@@ -12,19 +12,22 @@ knows the weights can find other bits of the same digest.
 """
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Words = Any
+"""On the CPU an array of unsigned words, elsewhere a tensor of signed ones of the same bits."""
 MODULUS = 2**64
 _ROWS, _COLUMNS = 0x9E37_79B9, 0x85EB_CA6B
 """Where the weights of rows and of columns begin in one pseudo-random sequence."""
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 """What a number of so many bytes is read as; one of 8 is two words."""
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-_MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
+_MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF, 8: -1}
 _PIECE = 1 << 20
 """Words that a device turns into 64 bits at a time."""
 
@@ -37,36 +40,44 @@ def bit_digest(tensor: Tensor, *, first_row: int = 0, first_column: int = 0) -> 
     """
     num_rows = tensor.shape[0] if tensor.dim() else 1
     rows = tensor.reshape(num_rows, tensor.numel() // max(1, num_rows))
-    digests = row_digests(rows, first_column=first_column)
-    weights = position_weights(num_rows, first=first_row, device=digests.device)
-    return int((digests * weights).sum()) % MODULUS
+    digests = row_digests(rows, first_column)
+    weights = _on(tensor.device, _weights(_ROWS, first_row, num_rows))
+    return int(weighed(digests, weights)) % MODULUS
 
 
-def row_digests(rows: Tensor, *, first_column: int = 0) -> Tensor:
-    """The digest of each row `[..., columns]` by itself, int64 of the same bits, `[...]`.
+def row_digests(rows: Tensor, first_column: int = 0) -> Words:
+    """The digest of each row `[..., columns]` by itself, 64 bits, `[...]`.
 
     Copies nothing where the numbers of a row lie together, and blocks nothing on a device other
     than the CPU.
     """
-    words = rows.detach().view(_WORDS[rows.element_size()])
-    size, words_a_number = words.element_size(), words.shape[-1] // max(1, rows.shape[-1])
-    columns = _weights(_COLUMNS, first_column * words_a_number, words.shape[-1])
-    if words.device.type != "cpu":
-        return _weighted(words, torch.from_numpy(columns.view(np.int64)).to(words.device))
-    unsigned = words.numpy().view(_UNSIGNED[size])  # numpy needs no copy in 64 bits
-    return torch.from_numpy(np.einsum("...c,c->...", unsigned, columns).view(np.int64))
+    words = _words_of(rows)
+    words_a_number = words.shape[-1] // max(1, rows.shape[-1])
+    first, count = first_column * words_a_number, words.shape[-1]
+    return weighed(words, _on(rows.device, _weights(_COLUMNS, first, count)))
 
 
-def _weighted(words: Tensor, columns_C: Tensor) -> Tensor:
+def _words_of(rows: Tensor) -> Words:
+    """In the same memory."""
+    size = rows.element_size()
+    words = rows.detach().view(_WORDS[size])
+    return words.numpy().view(_UNSIGNED[size]) if words.device.type == "cpu" else words
+
+
+def weighed(words: Words, weights: Words) -> Words:
+    """The sum of `words [..., count]` by their `weights [count]`, 64 bits, `[...]`."""
+    if isinstance(words, np.ndarray):
+        return np.einsum("...c,c->...", words, weights)  # without a copy in 64 bits
     mask, flat_RC = _MASKS[words.element_size()], words.reshape(-1, words.shape[-1])
     pieces = flat_RC.split(max(1, _PIECE // max(1, words.shape[-1])))
-    sums = torch.cat([((piece.long() & mask) * columns_C).sum(1) for piece in pieces])
+    sums = torch.cat([((piece.long() & mask) * weights).sum(1) for piece in pieces])
     return sums.view(words.shape[:-1])
 
 
-def position_weights(count: int, *, first: int = 0, device: torch.device) -> Tensor:
-    """The weights of rows from `first` on, int64 of the same bits, `[count]`."""
-    return torch.from_numpy(_weights(_ROWS, first, count).view(np.int64)).to(device)
+def _on(device: torch.device, weights: NDArray[np.uint64]) -> Words:
+    if device.type == "cpu":
+        return weights
+    return torch.from_numpy(weights.view(np.int64)).to(device)
 
 
 def _weights(sequence: int, first: int, count: int) -> NDArray[np.uint64]:

@@ -226,8 +226,6 @@ class SlotCache:
         self.counters.advances += 1
         self.counters.rows_evicted += num_evicted * spec.frame_tokens * spec.num_layers * spec.batch
         self._spans.close()
-        if self._ledger is not None:
-            self._ledger.flush()
         self._frame_at |= dict(zip(self.policy.slots_kept, self.frames_kept, strict=True))
 
     def reset(self) -> None:

@@ -1,0 +1,65 @@
+"""Whatever its size, all that is held has its turn within M chunks, and turns are even."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from scope_rt.integrity.rotation import Part, Rotation
+
+MIB = 1 << 20
+
+
+def parts(sizes: Sequence[int], first: int = 0) -> list[Part]:
+    return [Part(None, f"part {first + i}", -1, size) for i, size in enumerate(sizes)]
+
+
+def longest_wait(rotation: Rotation, part: Part, num_chunks: int) -> int:
+    """Chunks from one time that `part` is verified to the next, from the beginning on."""
+    seen = [chunk for chunk in range(1, num_chunks + 1) if part in rotation.due()]
+    return max(later - earlier for earlier, later in pairwise([0, *seen]))
+
+
+@pytest.mark.parametrize("size", [100, MIB, 64 * MIB], ids=["small", "middle", "large"])
+@pytest.mark.parametrize("within", [1, 2, 6, 7, 32, 100])
+def test_every_part_is_verified_within_m_chunks(within: int, size: int) -> None:
+    held = parts([size, 5 * size, *[size // 10] * 40])
+    for part in held:
+        rotation = Rotation(within)
+        rotation.hold(held)
+        assert longest_wait(rotation, part, 4 * within) <= within
+
+
+@pytest.mark.parametrize("size", [100, 64 * MIB], ids=["small", "large"])
+def test_a_part_that_is_added_delays_no_other(size: int) -> None:
+    for number in range(10):
+        rotation, held = Rotation(12), parts([size] * 10)
+        rotation.hold(held)
+        seen = [0]
+        for chunk in range(1, 60):
+            if chunk in (5, 20):
+                held = [*parts([3 * size] * 7, first=len(held)), *held]
+                rotation.hold(held)
+            if any(part.name == f"part {number}" for part in rotation.due()):
+                seen.append(chunk)
+        assert max(later - earlier for earlier, later in pairwise(seen)) <= 12
+
+
+def test_turns_are_even() -> None:
+    rotation, held = Rotation(32), parts([MIB * (1 + number % 7) for number in range(320)])
+    rotation.hold(held)
+    turns = [sum(part.num_bytes for part in rotation.due()) for _ in range(32)]
+    assert sum(turns) == sum(part.num_bytes for part in held)
+    assert max(turns) - min(turns) <= 7 * MIB
+
+
+def test_little_is_verified_in_few_turns() -> None:
+    rotation = Rotation(32)
+    rotation.hold(parts([1000] * 100))
+    assert sum(bool(rotation.due()) for _ in range(32)) == 4
+
+
+def test_strict_verifies_all_with_every_chunk() -> None:
+    rotation, held = Rotation(1), parts([MIB] * 5)
+    rotation.hold(held)
+    assert all(set(rotation.due()) == set(held) for _ in range(3))
