@@ -72,7 +72,7 @@ class _Stage:
                 f"{self.files.video} is not the video that was written ({damage}); bring that one "
                 "back, or choose another --out and make it anew"
             )
-        way_out = f"to start anew, delete {self.files.snapshot}, then leave --resume out"
+        way_out = f"to start anew, delete {self.files.snapshot} and leave --resume out"
         num_there = len(history.durable)
         if num_there < session.num_acknowledged_before and self.published is None:
             raise UserInputError(
@@ -94,9 +94,9 @@ class _Stage:
                 earlier=[] if self.published else history.video,
                 keep_on_error=True,
             )
-        except UserInputError as error:
+        except ScopeError as error:
             self.log.close()
-            if not self.resumes:
+            if not (self.resumes and isinstance(error, UserInputError)):
                 raise
             raise UserInputError(f"{error}; {way_out}") from error
         self.chunks = {
@@ -298,7 +298,8 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
 def _say_how_it_begins(job: StreamJob, session: StreamSession, stage: _Stage) -> None:
     """What a person should know before the first chunk."""
     if stage.resumes:
-        _say(f"resuming at chunk {session.resumed_at_chunk}; {stage.num_before} are kept")
+        kept = counted(stage.num_before, "chunk")
+        _say(f"resuming at chunk {session.resumed_at_chunk}, after {kept} in the video")
         for each in stage.retractions:
             _say(f"retracted, and made again: {retracted_chunks(each)}")
         return

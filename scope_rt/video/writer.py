@@ -77,7 +77,8 @@ class VideoWriter:
         told it: their chunks come first; without it, what they left is removed. `stall_timeout_s`
         bounds the wait for one chunk, and at the end that for the disk to let go.
         Raises `UserInputError` for a path, size or rate that cannot be recorded, a path that has a
-        living writer, and a recording that cannot be resumed.
+        living writer, and a recording that cannot be resumed; `RecordingError` where the disk takes
+        no more of one that can.
         """
         scale = _viewable_scale(width, height) if scale is None else scale
         _check_format(width, height, fps, scale)
@@ -236,6 +237,11 @@ class VideoWriter:
                 codec=codec, width=width, height=height, fps=fps, extradata=encoder.extradata
             )
         except _DISK_ERRORS as error:
+            if self.earlier_chunks:
+                raise RecordingError(
+                    f"output {self.path}: cannot be continued ({error}), its first "
+                    f"{self.earlier_chunks} chunks are kept; free disk space, then resume"
+                ) from error
             raise UserInputError(
                 f"output {self.path}: cannot be recorded ({error}); "
                 "free disk space or choose another output"

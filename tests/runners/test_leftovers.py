@@ -48,7 +48,8 @@ def test_a_lost_link_is_one_sentence_and_the_stream_can_be_resumed(
         in capsys.readouterr().err
     )
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    assert capsys.readouterr().err.splitlines()[0] == "scope-rt: resuming at chunk 1; 1 are kept"
+    first_line = capsys.readouterr().err.splitlines()[0]
+    assert first_line == "scope-rt: resuming at chunk 1, after 1 chunk in the video"
     summary = json.loads((tmp_path / "a.json").read_text())
     assert summary["totals"]["restarts"] == 1
     assert [chunk["chunk_index"] for chunk in summary["chunks"]] == [0, 1, 2, 3]

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from scope_rt.video.encoder import SegmentEncoder
+from scope_rt.video.segments import VideoSegments
 from scope_runners import show
 from scope_runners.job import OutputFiles
 from scope_runners.main import main
-from tests.runners.streams import SHORT, num_frames
+from tests.runners.streams import SHORT, lose_the_link_after, num_frames
 
 
 def no_space(*arguments: object, **options: object) -> None:
@@ -45,6 +46,22 @@ def test_a_full_disk_after_the_last_chunk_is_one_sentence_and_the_rest_can_be_ma
     assert num_frames(out) == 48
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
+
+
+def test_a_disk_that_is_still_full_is_no_bad_argument_and_the_stream_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(1, out)
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(VideoSegments, "claim_segment", no_space)
+        assert main([*SHORT, "--out", str(out), "--resume"]) == 1
+    said = capsys.readouterr().err
+    assert "its first 1 chunks are kept; free disk space, then resume" in said
+    assert "delete" not in said
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert num_frames(out) == 48
 
 
 def test_chunks_that_never_reached_the_disk_are_not_called_published(

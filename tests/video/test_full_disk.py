@@ -147,6 +147,19 @@ def test_a_disk_that_is_full_before_the_start_is_refused_before_generation(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_is_still_full_at_a_resume_keeps_the_chunks_for_another(tmp_path: Path) -> None:
+    path = tmp_path / "video.mp4"
+    writer = writer_for(path)
+    writer.write(noise())
+    writer.drain()
+    writer.suspend()
+    with largest_file(10), pytest.raises(RecordingError, match="free disk space, then resume"):
+        writer_for(path, resume=True)
+    with writer_for(path, resume=True) as resumed:
+        assert resumed.earlier_chunks == 1
+    assert num_frames_in(path) == CHUNK
+
+
 def test_no_chunk_is_kept_behind_one_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

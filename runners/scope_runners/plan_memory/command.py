@@ -15,7 +15,7 @@ from scope_runners.plan_memory.plan import RankMemory, fits, fitting_changes
 from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.video import VideoRequirement
 
-_GB = 10**9
+_MB, _GB = 10**6, 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +112,26 @@ def _rank_lines(part: RankMemory, available_bytes: int | None) -> Iterator[str]:
     ranks = f"rank {first}" if first == last else f"ranks {first} to {last}, each"
     yield f"{ranks}: {part.role}"
     for line in part.plan.lines:
-        mark = "~" if line.is_estimate else " "
-        yield f"  {line.name:<22}{line.num_bytes / _GB:>9.2f} GB {mark}  {line.because}"
-    yield f"  {'total':<22}{part.plan.num_bytes / _GB:>9.2f} GB"
+        mark = "~" if line.is_estimate and line.is_known else " "
+        size = _size(line.num_bytes) if line.is_known else "? GB"
+        yield f"  {line.name:<22}{size:>12} {mark}  {line.because}"
+    yield f"  {'total':<22}{_size(part.plan.num_bytes):>12}"
     if available_bytes is not None:
-        spare = (available_bytes - part.plan.num_bytes) / _GB
-        has = f"{available_bytes / _GB:.2f} GB"
+        spare_bytes = available_bytes - part.plan.num_bytes
+        has, spare = _size(available_bytes), _size(abs(spare_bytes))
         if part.plan.unknown:
-            has += f" without {', '.join(part.plan.unknown)}, which are not known"
-        fitting = f"fits {has}: {spare:.2f} GB to spare"
-        yield f"  {fitting}" if spare >= 0 else f"  does not fit {has}: {-spare:.2f} GB too much"
+            has += f", leaving out what is not known ({', '.join(part.plan.unknown)})"
+        fitting = f"fits {has}: {spare} to spare"
+        yield f"  {fitting}" if spare_bytes >= 0 else f"  does not fit {has}: {spare} too much"
+
+
+def _size(num_bytes: int) -> str:
+    """In the largest unit of which it is more than 0.01."""
+    if num_bytes <= _MB / 100:
+        return f"{num_bytes:,} B "
+    if num_bytes <= _GB / 100:
+        return f"{num_bytes / _MB:.2f} MB"
+    return f"{num_bytes / _GB:.2f} GB"
 
 
 def as_json(report: MemoryReport) -> dict[str, object]:

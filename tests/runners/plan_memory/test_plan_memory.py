@@ -273,7 +273,21 @@ def test_models_side_by_side_have_weights_of_their_own() -> None:
 def test_a_verdict_names_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan-memory", "--model", "mla-52", "--gpu", "h100"]) == 0
     shown = capsys.readouterr().out
-    assert "fits 85.52 GB without weights, recurrent states, which are not known: " in shown
+    assert "fits 85.52 GB, leaving out what is not known (weights, recurrent states): " in shown
+
+
+def test_what_is_not_known_is_not_shown_as_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan-memory", "--model", "mla-52"]) == 0
+    (weights,) = (line for line in capsys.readouterr().out.splitlines() if "weights " in line)
+    assert weights.split()[:3] == ["weights", "?", "GB"]
+
+
+def test_a_small_model_is_counted_in_smaller_units(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan-memory", "--model", "tiny"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["text", "encoder", "4,096", "B", "1,024", "weights", "of", "4", "B"] in shown
+    assert any(words[:3] == ["cache", "1.33", "MB"] for words in shown)
+    assert not any("0.00" in words for words in shown)
 
 
 def test_the_table_says_whether_it_fits_and_what_to_change(
