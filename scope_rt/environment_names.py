@@ -12,7 +12,9 @@ SECRET, SECRET_FILE = "SCOPE_STREAM_SECRET", "SCOPE_STREAM_SECRET_FILE"
 """Read with what the launcher says, and no part of a configuration: that is compared and logged."""
 PER_PROCESS_VARIABLES = frozenset({LOG_LEVEL, SECRET, SECRET_FILE})
 BREAK_IT_VARIABLES = ("SCOPE_FAULTS", "SCOPE_DISARM")
-INTERNAL_VARIABLES = frozenset({"SCOPE_RESTARTS_AFTER_PROGRESS", *BREAK_IT_VARIABLES})
+RESTARTS_AFTER_PROGRESS = "SCOPE_RESTARTS_AFTER_PROGRESS"
+AFTER_WRONG = "SCOPE_AFTER_INTEGRITY_ERROR"
+INTERNAL_VARIABLES = frozenset({RESTARTS_AFTER_PROGRESS, AFTER_WRONG, *BREAK_IT_VARIABLES})
 """No settings of a person: the launcher, the break-it suite and tests give them to ranks."""
 
 

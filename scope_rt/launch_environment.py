@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from scope_contracts.errors import UserInputError
+from scope_rt.environment_names import AFTER_WRONG, RESTARTS_AFTER_PROGRESS
 from scope_rt.stream_secret import StreamSecret
 
 
@@ -33,6 +34,9 @@ class LaunchEnvironment:
     """Whether the launcher would start the group again after a failure now."""
     restarts_after_progress: bool = False
     """Whether it does so in any case once this start has brought the work forward."""
+    is_after_wrong: bool = False
+    """Whether the start before ended by an error of integrity: after another one none follows,
+    unless this start has brought the work forward."""
     secret: StreamSecret | None = None
     """By which the ranks of one stream know each other; None where no one was given."""
 
@@ -57,7 +61,8 @@ class LaunchEnvironment:
             run_id=_given(env, "TORCHELASTIC_RUN_ID"),
             attempt=attempt,
             may_restart=attempt < _integer(env, "TORCHELASTIC_MAX_RESTARTS", 0),
-            restarts_after_progress=env.get("SCOPE_RESTARTS_AFTER_PROGRESS") == "1",
+            restarts_after_progress=env.get(RESTARTS_AFTER_PROGRESS) == "1",
+            is_after_wrong=env.get(AFTER_WRONG) == "1",
             secret=StreamSecret.from_environment(env),
         )
 

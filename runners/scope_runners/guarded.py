@@ -7,10 +7,19 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from scope_contracts.errors import DamageError, IntegrityError, ScopeError, UserInputError
+from scope_contracts.errors import (
+    DamageError,
+    IntegrityError,
+    ModelDamageError,
+    ScopeError,
+    UserInputError,
+)
 from scope_runners.exit_codes import BAD_INPUT, FAILED, INTEGRITY, INTERRUPTED
 from scope_runners.shortage import shortage_of
 from scope_runners.standard_streams import open_standard_streams
+
+_UNUSABLE = (UserInputError, ModelDamageError)
+"""Another try would end the same way."""
 
 
 def guarded(
@@ -36,7 +45,7 @@ def guarded(
         say(f"{error}{to_read_it}", name=type(error).__name__)
         if isinstance(error, IntegrityError) and not isinstance(error, DamageError):
             return INTEGRITY
-        return BAD_INPUT if isinstance(error, UserInputError) else FAILED
+        return BAD_INPUT if isinstance(error, _UNUSABLE) else FAILED
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

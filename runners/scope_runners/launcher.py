@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scope_rt.config import MeshConfig
-from scope_rt.environment_names import SECRET, SECRET_FILE
+from scope_rt.environment_names import RESTARTS_AFTER_PROGRESS, SECRET, SECRET_FILE
 from scope_rt.mesh.meeting_point import host_store
 from scope_rt.stream_secret import new_secret_file
 from scope_runners import logs
@@ -42,11 +42,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Progress:
-    """Tells whether a count rose above all it has been, in this launcher's time."""
+    """Tells whether a count rose above all it has been, which is `most` or what it is now."""
 
-    def __init__(self, count: Callable[[], int]) -> None:
+    def __init__(self, count: Callable[[], int], *, most: int = 0) -> None:
         self._count = count
-        self._most = count()
+        self._most = max(most, count())
 
     def has_risen(self) -> bool:
         """Since the last call, or since this object was made."""
@@ -82,7 +82,10 @@ def launch_attempts(
     Ranks know each other by a secret that only they can read, made for these attempts alone. They
     find the number of their attempt in `TORCHELASTIC_RESTART_COUNT`; below
     `TORCHELASTIC_MAX_RESTARTS`, another one follows in any case, and where
-    `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one.
+    `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one. Where a start ends by an
+    error of integrity, as the one before, and has brought the work no further, none follows: the
+    cause is no fault of a moment. Ranks of a start after such an error find
+    `SCOPE_AFTER_INTEGRITY_ERROR` = 1.
     `on_event` is called with the number of the attempt and which rank started or ended.
     Where all ranks are stopped (SIGSTOP), none is left to name another: they are named and ended
     here, within `heartbeat_timeout_s`.
@@ -103,7 +106,7 @@ def launch_attempts(
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RUN_ID": secrets.token_hex(8),  # known without asking the store
-        "SCOPE_RESTARTS_AFTER_PROGRESS": "1" if restarts.follow_progress else "0",
+        RESTARTS_AFTER_PROGRESS: "1" if restarts.follow_progress else "0",
         "OMP_NUM_THREADS": str(threads),
     }
     with new_secret_file() as secret:
@@ -122,14 +125,20 @@ def _run_all(group: RankGroup, attempt_of: Callable[[int], Attempt], restarts: R
 
 def _repeat(group: RankGroup, attempt_of: Callable[[int], Attempt], restarts: Restarts) -> int:
     number = fruitless = 0
+    is_after_wrong = False
     while True:
         left = restarts.most - fruitless
-        failure = group.run(number, attempt_of(number), restarts_left=left)
+        attempt = attempt_of(number)
+        failure = group.run(number, attempt, restarts_left=left, is_after_wrong=is_after_wrong)
         if failure is None:
             return 0
         if failure.is_final or not restarts.most:
             return failure.code
         came_further = restarts.made_progress is not None and restarts.made_progress()
+        if failure.is_wrong and is_after_wrong and not came_further:
+            _LOG.error("%s, as the start before; no start brings the stream further", failure)
+            return failure.code
+        is_after_wrong = failure.is_wrong
         fruitless = 1 if came_further else fruitless + 1
         if fruitless > restarts.most:
             _LOG.error("%s; %d starts brought the stream no further", failure, restarts.most)

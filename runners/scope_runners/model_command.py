@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import DamageError, UserInputError
 from scope_rt.models.content_cache import ContentCache
 from scope_rt.models.file_contents import MANIFEST_NAME
 from scope_rt.models.folder_contents import kept_sha256s
@@ -54,7 +54,7 @@ def run_model(namespace: argparse.Namespace) -> int:
     text = _json(found, differences, source) if namespace.json else _table(found, differences)
     print(text, flush=True)
     if differences:
-        raise refusal(folder, differences[0])
+        raise DamageError(*refusal(folder, differences[0]).args)  # what was asked for: code 1
     return 0
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
 
+from scope_rt.environment_names import AFTER_WRONG
 from scope_rt.mesh.rendezvous import named
 from scope_runners.exit_codes import BAD_INPUT, INTEGRITY, RETRACTED
 from scope_runners.fork_server import (
@@ -61,10 +62,15 @@ class Failure:
     is_final: bool
     """Another attempt would end the same way, or is not wanted."""
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something was computed wrong."""
+        return self.code == INTEGRITY
+
     def __str__(self) -> str:
         if self.code > 128:
             return f"rank {self.rank} ended by {signal.Signals(self.code - 128).name}"
-        if self.code == INTEGRITY:
+        if self.is_wrong:
             return f"rank {self.rank} ended by an error of integrity"
         return f"rank {self.rank} failed"
 
@@ -97,9 +103,11 @@ class RankGroup:
         """The handler of signals to the launcher."""
         self._events.put(signal.Signals(signum))
 
-    def run(self, number: int, attempt: Attempt, *, restarts_left: int) -> Failure | None:
+    def run(
+        self, number: int, attempt: Attempt, *, restarts_left: int, is_after_wrong: bool
+    ) -> Failure | None:
         """Run one attempt; returns when none of its ranks runs any more."""
-        self._start(number, attempt, last=number + restarts_left)
+        self._start(number, attempt, last=number + restarts_left, is_after_wrong=is_after_wrong)
         rank0_is_done = False
         while self._running:
             event = self._next_event()
@@ -135,7 +143,7 @@ class RankGroup:
         if self._server is not None:
             self._server.close()
 
-    def _start(self, number: int, attempt: Attempt, *, last: int) -> None:
+    def _start(self, number: int, attempt: Attempt, *, last: int, is_after_wrong: bool) -> None:
         if self._server is None:
             self._server = ForkServer(self._module, self._environ, report=self._events.put)
         self._running = set(range(attempt.num_ranks))
@@ -146,6 +154,7 @@ class RankGroup:
             "WORLD_SIZE": str(attempt.num_ranks),
             "TORCHELASTIC_RESTART_COUNT": str(number),
             "TORCHELASTIC_MAX_RESTARTS": str(last),
+            AFTER_WRONG: str(int(is_after_wrong)),
         }
         for rank in range(attempt.num_ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}

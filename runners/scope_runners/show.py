@@ -164,13 +164,16 @@ class _Run:
         is_told = self.stop.signum == signal.SIGTERM
         return is_told and bool(self.environment.run_id) and self.environment.may_restart
 
-    def will_start_again(self) -> bool:
-        """Whether the launcher starts the ranks again if this process fails now."""
+    def will_start_again(self, error: BaseException) -> bool:
+        """Whether the launcher starts the ranks again after `error` in this process."""
         environment = self.environment
         if self.stop.signum is not None:
             return self.will_resume
+        may_restart = environment.may_restart
+        if environment.is_after_wrong and isinstance(error, IntegrityError):
+            may_restart = False
         restarts = environment.restarts_after_progress
-        return environment.may_restart or (restarts and self.progress.has_risen())
+        return may_restart or (restarts and self.progress.has_risen())
 
 
 def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
@@ -190,7 +193,11 @@ def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
             session=session,
             stage=stage,
             stop=stop,
-            progress=Progress(lambda: _num_chunks_saved(job.files.snapshot)),
+            progress=Progress(
+                lambda: _num_chunks_saved(job.files.snapshot),
+                # What is made again is no progress.
+                most=max((each.last_chunk + 1 for each in stage.retractions), default=0),
+            ),
             started_s=started_s,
             ready_s=ready_s,
         )
@@ -210,8 +217,8 @@ def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
                 if not job.setup.environment.launched:
                     say_how_to_resume(job)
                 return 128 + (stop.signum or signal.SIGINT)
-            except Exception:
-                if not (stage.chunks or stage.resumes or run.will_start_again()):
+            except Exception as error:
+                if not (stage.chunks or stage.resumes or run.will_start_again(error)):
                     stage.forget()
                 raise
 
@@ -231,7 +238,7 @@ def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
         if isinstance(error, IntegrityError) and error.retraction is not None:
             run.stage.retractions.append(error.retraction)
             _say(f"retracted {retracted_chunks(error.retraction)}: {error.retraction.reason}")
-        if run.will_start_again():
+        if run.will_start_again(error):
             raise
         return error, ()
 

@@ -253,6 +253,19 @@ def test_a_stream_of_a_damaged_model_shows_nothing(
     flip(folder / WEIGHTS, -1)
     out = tmp_path / "a.mp4"
     stream = ["stream", "--prompt", "a red circle", "--seconds", "1", "--model", str(folder)]
-    assert main([*stream, "--out", str(out)]) == 1
+    assert main([*stream, "--out", str(out)]) == 2
     assert f"{WEIGHTS}: tensor" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_no_start_follows_one_that_found_the_model_damaged(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    vouched(folder)
+    flip(folder / WEIGHTS, -1)
+    stream = ["stream", "--prompt", "a red circle", "--seconds", "1", "--model", str(folder)]
+    group = ["--plan", "tp_v1_1", "--tp", "2", "--oversubscribe"]
+    assert main([*stream, *group, "--out", str(tmp_path / "a.mp4")]) == 2
+    said = capfd.readouterr().err
+    assert f"{WEIGHTS}: tensor" in said
+    assert "starting again" not in said

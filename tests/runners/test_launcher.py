@@ -70,6 +70,8 @@ def main(argv):
         if pathlib.Path("rank0.told").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.01)
+    if word == "wrong":
+        return 0 if os.environ["SCOPE_AFTER_INTEGRITY_ERROR"] == "1" else 77
     if word == "follow":
         return 0 if os.environ["SCOPE_RESTARTS_AFTER_PROGRESS"] == "1" else 77
     if word == "late":
@@ -280,6 +282,29 @@ def test_a_group_is_not_restarted_without_end_when_starts_bring_no_progress(
         "WARNING: rank 0 failed; starting again (2 of 2)",
         "ERROR: rank 0 failed; 2 starts brought the stream no further",
     ]
+
+
+def test_an_error_of_integrity_that_comes_again_is_not_tried_a_third_time(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_again("4", most=3, progress=[True, False]) == INTEGRITY
+    assert len(list(folder.glob("*.started"))) == 2
+    assert said(capfd)[1:] == [
+        "ERROR: rank 0 ended by an error of integrity, as the start before; no start brings the "
+        "stream further"
+    ]
+
+
+def test_after_a_loss_or_progress_an_error_of_integrity_is_tried_again(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_again("4/7/4/4/0", most=9, progress=[True, False, False, True]) == 0
+    assert len(list(folder.glob("*.started"))) == 5
+
+
+def test_a_rank_knows_that_the_start_before_was_wrong() -> None:
+    assert launch_again("4/wrong", most=3) == 0
+    assert launch_again("7/wrong", most=1) == 77
 
 
 def test_a_complete_stream_with_retractions_keeps_its_code_and_is_not_made_again(
