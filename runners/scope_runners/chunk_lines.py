@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scope_contracts.log_records import Control, Finished, Opened
+from scope_contracts.log_records import Control, Failed, Finished, Opened
 from scope_rt.record.reader import StreamHistory
 from scope_runners.wording import counted, retracted_chunks
 
@@ -124,10 +124,10 @@ def events_of(stream: StreamHistory) -> dict[int, list[str]]:
         note(each.first_chunk, f"retracted {retracted_chunks(each)}: {each.reason}")
     for restart in stream.restarts:
         for failed in restart.causes:
-            note(restart.chunk_index, f"chunk {failed.chunk_index} failed: {failed.error}")
+            note(restart.chunk_index, _failure_words(failed))
         note(restart.chunk_index, f"restart, {restart.gap_s:.1f} s after the last record")
     for failed in stream.last_failures:
-        note(failed.chunk_index, f"failed: {failed.error}")
+        note(failed.chunk_index, _failure_words(failed))
     for control in stream.controls:
         for words in _control_words(control):
             note(control.chunk_index, words)
@@ -140,6 +140,12 @@ def events_of(stream: StreamHistory) -> dict[int, list[str]]:
     for index in sorted(planned - stream.finished.keys() - stream.dropped.keys()):
         note(index, "planned, and not finished")
     return events
+
+
+def _failure_words(failed: Failed) -> str:
+    """The error may be of an earlier chunk than the last that was planned."""
+    planned = f"chunk {failed.chunk_index}" if failed.chunk_index >= 0 else "nothing"
+    return f"failed, with {planned} planned last: {failed.error}"
 
 
 def _control_words(control: Control) -> Iterator[str]:

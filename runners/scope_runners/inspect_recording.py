@@ -8,7 +8,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ from scope_runners.chunk_lines import (
 )
 from scope_runners.recording_argument import read_recording
 from scope_runners.timeline_picture import write_timeline
-from scope_runners.wording import printable
+from scope_runners.wording import counted, printable
 
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,9 @@ def table(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
         f"{'stream':<10} {headline(opened)}",
         f"{'made with':<10} scope-rt {opened.package_version}, torch {opened.torch_version}, "
         f"{opened.backend}, model {opened.model_fingerprint[:12]}",
+        f"{'settings':<10} {opened.settings.partition(f'; {BROKEN_ON_PURPOSE}')[0] or 'unknown'}",
         f"{'came to':<10} {balance(stream, lines)}",
+        *_without_latents(stream),
         *(f"{'broken':<10} on purpose: {what}" for what in sorted(_broken(stream))),
         f"{'chunks':>13} {'video s':>9} {'epoch':>5} {'calls':>5} {'bias':>5} "
         + " ".join(f"{stage + ' ms':>11}" for stage in SHOWN_STAGES),
@@ -97,6 +99,16 @@ def table(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     for index, events in sorted(events_of(stream).items()):
         rows += [] if index in shown else [f"{index:>13}   {event}" for event in events]
     return "\n".join(map(printable, rows))
+
+
+def _without_latents(stream: StreamHistory) -> Iterator[str]:
+    """A row where the log has chunks, and not all of their latents."""
+    without = sorted(i for i, finished in stream.finished.items() if finished.latents is None)
+    if without:
+        yield (
+            f"{'latents':<10} of {counted(len(without), 'chunk')} are not in the file, from chunk "
+            f"{without[0]} on; a replay leaves them out"
+        )
 
 
 def _broken(stream: StreamHistory) -> set[str]:

@@ -135,7 +135,10 @@ def _log_of(files: OutputFiles, header: SnapshotHeader | None) -> Path:
     if header is None:
         return files.hidden_log
     saved = Path(header.log)
-    return saved if saved.exists() else files.log
+    if not saved.exists():
+        return files.log
+    as_asked = (files.log, files.hidden_log)
+    return next((path for path in as_asked if path.absolute() == saved), saved)
 
 
 def _asked_for(prompt: str, events: Sequence[Scheduled]) -> Iterator[tuple[str, object]]:

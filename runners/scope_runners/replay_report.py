@@ -33,7 +33,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What the comparison found. `not_compared` counts chunks that were dropped or never came."""
+    """What the comparison found. `not_compared` counts chunks that were dropped, that never
+    came, and those of which no latents were recorded."""
 
     recording: str
     recorded_as: str
@@ -99,7 +100,7 @@ def table(report: ReplayReport) -> str:
         f"recorded   {report.recorded_as} ({report.recorded_with})",
         f"replayed   {report.replayed_as} ({report.replayed_with})",
         f"compared   {counted(report.compared, 'chunk')}, whose latents must be {want}; not "
-        f"compared: {report.not_compared}, dropped or never finished",
+        f"compared: {report.not_compared}, dropped, never finished, or recorded without latents",
     ]
     if report.passed:
         is_equal = report.largest_diff == 0

@@ -154,6 +154,8 @@ class StreamSummary:
     seed: int
     model: str
     dtype: str
+    integrity: str
+    """How much was verified of what was computed, as `--integrity` takes it."""
     height: int
     width: int
     fps: int
@@ -166,7 +168,7 @@ class StreamSummary:
     frames_per_s: Speed
     writer_blocked_s: float
     recording_failure: str | None
-    """Why the flight recorder stopped early, if it did."""
+    """Why the stream log ended early, or holds no latents from a chunk on, if that is so."""
     broken_on_purpose: str | None
     """Which faults were injected and which checks were off, if any."""
     retractions: Sequence[Retraction]
@@ -234,6 +236,7 @@ def summarise(
         seed=config.sampling.seed,
         model=config.model.folder,
         dtype=config.model.dtype,
+        integrity=config.integrity.level,
         height=setup.height,
         width=setup.width,
         fps=fps,
@@ -288,7 +291,10 @@ def table(summary: StreamSummary) -> str:
         "cache": f"{cache.kind}, {cache.visible_frames} of {cache.capacity_frames} latent frames "
         f"visible, {cache.bytes_per_rank / _MEBIBYTE:.1f} MiB a generator rank",
         "video writer": f"generation waited {summary.writer_blocked_s:.2f} s for it",
+        "integrity": summary.integrity,
     }
+    if summary.recording_failure is not None:
+        rows["NOT recorded"] = summary.recording_failure
     if summary.broken_on_purpose is not None:
         rows["broken"] = f"on purpose: {summary.broken_on_purpose}"
     lines = [f"{name:<13} {text}" for name, text in rows.items()]

@@ -62,7 +62,7 @@ def test_the_table_tells_what_happened_where(
     assert below[at + 1].strip() == "dropped: it came after a hard cut"
     events = [line.strip() for line in below]
     again = events.index("restart, 3.0 s after the last record")
-    assert events[again - 1] == "chunk 7 failed: PeerLostError: rank 2 is gone"
+    assert events[again - 1] == "failed, with chunk 7 planned last: PeerLostError: rank 2 is gone"
     assert sum("PeerLostError" in event for event in events) == 1
     assert row(table, "3").split() == ["3", "2.25", "0", "3", "0.40", "50.0", "9.0", "4.0"]
 
@@ -77,7 +77,7 @@ def test_a_failure_before_any_chunk_was_planned_again_is_told_too(
     events = [line.strip() for line in capsys.readouterr().out.splitlines()[-3:]]
     assert "PeerLostError" in events[0]
     assert events[1].startswith("7   restart, ")
-    assert events[2] == "7   failed: PeerLostError: rank 2 is gone"
+    assert events[2] == "7   failed, with chunk 7 planned last: PeerLostError: rank 2 is gone"
 
 
 def test_chunks_without_news_share_a_row(
@@ -87,8 +87,34 @@ def test_chunks_without_news_share_a_row(
     asked = (Control(at_s=0.0, chunk_index=20, recompute=True), b"")
     inspect(write(tmp_path / "a.scope", [(opened(), b""), asked, *chunks]))
     table = capsys.readouterr().out
-    assert [line[:13].strip() for line in table.splitlines()[4:]] == ["0 - 19", "20", "", "21 - 29"]
+    assert [line[:13].strip() for line in table.splitlines()[5:]] == ["0 - 19", "20", "", "21 - 29"]
     assert "cut off, or still going on" in table
+
+
+def test_the_settings_are_told_that_a_stream_was_made_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = opened(settings="plan=pp1 integrity=strict; broken on purpose: a fault")
+    inspect(write(tmp_path / "a.scope", [(first, b""), *story()[1:]]))
+    rows = capsys.readouterr().out.splitlines()
+    assert "settings   plan=pp1 integrity=strict" in rows
+    assert "broken     on purpose: a fault" in rows
+
+
+def test_chunks_without_latents_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = [(planned(0), b""), finished(0)]
+    bare = [
+        each
+        for index in (1, 2)
+        for each in ((planned(index), b""), (replace(finished(index)[0], latents=None), b""))
+    ]
+    inspect(write(tmp_path / "a.scope", [(opened(), b""), *kept, *bare]))
+    said = "latents    of 2 chunks are not in the file, from chunk 1 on; a replay leaves them out"
+    assert said in capsys.readouterr().out.splitlines()
+    inspect(write(tmp_path / "b.scope", [(opened(), b""), *kept]))
+    assert "latents" not in capsys.readouterr().out
 
 
 def test_json_has_every_chunk_and_forgets_what_a_restart_did_again(

@@ -57,6 +57,17 @@ def test_a_lost_link_is_one_sentence_and_the_stream_can_be_resumed(
     assert {path.name for path in tmp_path.iterdir()} == {"a.mp4", "a.png", "a.json"}
 
 
+def test_what_to_delete_is_named_as_the_output_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("a.mp4")
+    lose_the_link_after(1, out)
+    assert main([*SHORT, "--out", str(out)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("to start anew, delete .a.mp4.snapshot and .a.mp4.log")
+
+
 def test_the_log_of_a_resumed_stream_is_read_no_more_often_than_it_may_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -6,7 +8,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from scope_contracts.log_records import Finished, Record
 from scope_rt.faults import FaultPoint
+from scope_rt.record.stream_log import StreamLog
 from scope_runners.break_it import stream
 from scope_runners.break_it.faults import Fault
 from scope_runners.main import main
@@ -83,7 +87,7 @@ def test_the_table_tells_speed_cache_and_files(
     out = tmp_path / "a.webm"
     config = tmp_path / "stream.toml"
     config.write_text("[model]\ndtype = 'bf16'\n")
-    more = ["--hard-cut-at", "9s", "--config", str(config)]
+    more = ["--hard-cut-at", "9s", "--config", str(config), "--integrity", "strict"]
     assert main([*SHORT, "--out", str(out), *more]) == 0
     printed = capsys.readouterr()
     for words in (
@@ -93,10 +97,30 @@ def test_the_table_tells_speed_cache_and_files(
         "9 of 9",
         "model tiny, bfloat16, 64x64",
         "p95",
+        "integrity     strict",
         str(out),
     ):
         assert words in printed.out
+    assert "NOT recorded" not in printed.out
+    assert json.loads(out.with_suffix(".json").read_text())["integrity"] == "strict"
     assert printed.err == "scope-rt: --hard-cut-at 9s is after the end and does nothing\n"
+
+
+def test_the_table_tells_of_a_recording_that_found_no_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = StreamLog._write_whole
+
+    def full(log: StreamLog, record: Record, blob: bytes) -> None:
+        if blob and isinstance(record, Finished) and record.chunk_index >= 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(log, record, blob)
+
+    monkeypatch.setattr(StreamLog, "_write_whole", full)
+    log = tmp_path / "a.scope"
+    assert main([*SHORT, "--out", str(tmp_path / "a.mp4"), "--record", str(log)]) == 0
+    said = capsys.readouterr().out
+    assert f"NOT recorded  stream log {log} holds no latents from chunk 2 on" in said
 
 
 @pytest.mark.usefixtures("heeded")
