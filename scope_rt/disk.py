@@ -71,6 +71,11 @@ class DaemonExecutor(Executor):
         self._calls.put((future, partial(fn, *args, **kwargs)))
         return future
 
+    @property
+    def num_pending(self) -> int:
+        """Calls that have not ended."""
+        return len(self._pending)
+
     def cancel(self) -> None:
         """Forget what is queued; what is running goes on."""
         for future in tuple(self._pending):

@@ -4,17 +4,20 @@ A record is one canonical map that names its `kind`; equal records have equal by
 bytes are accepted. How records lie in a file: `log_file`.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
+
+import msgpack
 
 from scope_contracts.envelope import ENVELOPE_VERSION, PlanId, PPEnvelope
 from scope_contracts.errors import FieldError, VersionError, WireError, mismatch
 from scope_contracts.plain import PlainRules, from_plain, to_plain
 from scope_contracts.retraction import Retraction
 from scope_contracts.tensor_spec import DType, TensorSpec
-from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain
+from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode, encode_plain, require_size
 
 LOG_VERSION = 4
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
@@ -294,8 +297,27 @@ _KINDS: dict[str, type[Record]] = {
 
 def encode_record(record: Record) -> bytes:
     """The canonical map of a record, without frame and blob; raises what `pack` does."""
+    if isinstance(record, Planned):
+        return _encode_planned(record)
     plain = to_plain(record, _RULES) | {"kind": str(record.kind)}
     return encode_plain(dict(sorted(plain.items())))
+
+
+def _encode_planned(record: Planned) -> bytes:
+    """The same map around an envelope that is encoded already: there is one for every chunk."""
+    if type(record.at_s) is not float or not math.isfinite(record.at_s):
+        raise FieldError(mismatch("at_s", got=record.at_s, want="a finite number"))
+    envelope = encode(record.envelope)
+    data = b"".join((_MAP_OF_3, _AT_S, msgpack.packb(record.at_s), _ENVELOPE, envelope, _PLANNED))
+    require_size(data)
+    return data
+
+
+_MAP_OF_3 = b"\x83"
+_AT_S, _ENVELOPE, _PLANNED = (
+    b"".join(map(msgpack.packb, texts))
+    for texts in (("at_s",), ("envelope",), ("kind", str(RecordKind.PLANNED)))
+)
 
 
 def decode_record(data: bytes) -> Record:

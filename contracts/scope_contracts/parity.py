@@ -6,13 +6,15 @@ from functools import cache
 from hashlib import blake2b
 from itertools import zip_longest
 
+import msgpack
+
 from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import PlanId, PPEnvelope
 from scope_contracts.errors import ParityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.plain import field_types
 from scope_contracts.tensor_spec import DType
-from scope_contracts.wire import CanonicalMessage
+from scope_contracts.wire import CanonicalMessage, encode
 
 HASH_BYTES = 16
 _ENVIRONMENT = "environment"
@@ -54,8 +56,7 @@ class ParityKeys(CanonicalMessage):
 class ScalarDigest(CanonicalMessage):
     """What a generator rank is about to run and where its cache stands: host scalars only.
 
-    The indices are those of one layer, the same on every rank. Ranks compare these every N chunks;
-    a result carries their `hash` after each chunk.
+    The indices are those of one layer, the same on every rank. Ranks compare these every N chunks.
     """
 
     call_id: int
@@ -75,8 +76,7 @@ class ScalarDigest(CanonicalMessage):
     conditioning: str = ""
     """Digest of the text in effect, in hexadecimal."""
     frames_kept: tuple[int, ...] = ()
-    """Latent frames in the cache before the chunk, in slot order, where scores decide what stays;
-    ranks compare them. Empty in what a result carries: rank0 has no scores, and cannot know."""
+    """Latent frames in the cache before the chunk, in slot order; empty where no scores decide."""
     scores: str = ""
     """Digest of those scores, in hexadecimal; empty where `frames_kept` is."""
 
@@ -96,9 +96,15 @@ class ScalarDigest(CanonicalMessage):
             conditioning=conditioning,
         )
 
-    def hash(self) -> bytes:
-        """`HASH_BYTES` bytes: BLAKE2b of the canonical bytes."""
-        return blake2b(self.encode(), digest_size=HASH_BYTES).digest()
+
+def state_hash(envelope: PPEnvelope, indices: CacheIndices, *, conditioning: str = "") -> bytes:
+    """What a rank ran, and where its cache and its text then stand: a result carries it.
+
+    `HASH_BYTES` bytes: BLAKE2b of the envelope's canonical bytes and the packed array of both
+    indices and `conditioning`. What scores keep is not in it: rank0 has none, and cannot know.
+    """
+    stands = msgpack.packb((indices.global_end_index, indices.local_end_index, conditioning))
+    return blake2b(encode(envelope) + stands, digest_size=HASH_BYTES).digest()
 
 
 @cache

@@ -3,7 +3,8 @@
 `to_plain` and `from_plain` walk the type annotations, so a field added to a message is encoded,
 checked and refused everywhere without another line of code. Plain values are bool, int, float,
 str, list, dict, and None where a field is optional; nothing is coerced: a bool is not an int and
-an int is not a float. What else a field may hold is a leaf, for which the caller brings a codec.
+an int is not a float. What else a field may hold is a leaf, for which the caller brings a codec; so
+is a message for which he brings one.
 """
 
 import dataclasses
@@ -182,10 +183,14 @@ def _message_codec(kind: Any) -> _Codec:
 
     values_of = _values_of(names)
 
-    def lower(value: Any, rules: PlainRules) -> dict[str, Any]:
+    def lower(value: Any, rules: PlainRules) -> Any:
+        if kind in rules.leaves:
+            return rules.leaves[kind].lower(_required(kind, value))
         return changed(values_of(_required(kind, value)), lowers, rules)
 
     def lift(plain: Any, rules: PlainRules) -> Any:
+        if kind in rules.leaves:
+            return rules.leaves[kind].lift(plain)
         fields = _required(dict, plain)
         if fields.keys() != types.keys():
             _refuse_names(fields, types)

@@ -54,7 +54,7 @@ def _kept(message: PPEnvelope | PPResult, canonical: bytes) -> bytes:
 def encode_plain(plain: dict[str, object]) -> bytes:
     """Pack plain values (see `plain.to_plain`), already sorted, under the size cap."""
     data: bytes = msgpack.packb(plain, use_bin_type=True, strict_types=True)
-    _require_size(data)
+    require_size(data)
     return data
 
 
@@ -63,7 +63,7 @@ def decode_plain(data: bytes) -> dict[str, object]:
 
     Raises `WireError` for anything else, `FieldError` for a repeated field.
     """
-    _require_size(data)
+    require_size(data)
     try:
         plain = msgpack.unpackb(
             data,
@@ -119,7 +119,8 @@ def _known_version(plain: dict[str, object]) -> dict[str, object]:
     return plain
 
 
-def _require_size(data: bytes) -> None:
+def require_size(data: bytes) -> None:
+    """Raise `WireError` for more than `MAX_MESSAGE_BYTES`."""
     if len(data) > MAX_MESSAGE_BYTES:
         want = f"at most {MAX_MESSAGE_BYTES} bytes"
         raise WireError(mismatch("message", got=len(data), want=want))

@@ -11,7 +11,7 @@ from scope_contracts.envelope import LATENTS_OUT, STATE_DIGEST, PPEnvelope, PPRe
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Opened, Planned
-from scope_contracts.parity import ScalarDigest
+from scope_contracts.parity import state_hash
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.resume_point import ResumePoint
@@ -53,7 +53,7 @@ class SteadyChunk:
         opened = next(record for record in records if isinstance(record, Opened))
         envelope = [r.envelope for r in records if isinstance(r, Planned)][-1]
         indices = CacheIndices(global_end_index=96, local_end_index=96)
-        digest = ScalarDigest.of(envelope, indices).hash()
+        digest = state_hash(envelope, indices)
         answer = {
             LATENTS_OUT: chunks[-1].latents[None],
             STATE_DIGEST: torch.frombuffer(bytearray(digest), dtype=torch.uint8),

@@ -18,7 +18,7 @@ from torch import Tensor
 from scope_contracts.answer import check_answer, check_state
 from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import STATE_DIGEST, PPEnvelope, PPResult
-from scope_contracts.parity import ScalarDigest
+from scope_contracts.parity import ScalarDigest, state_hash
 from scope_contracts.preflight import preflight
 from scope_contracts.weights import check_unchanged
 from scope_lab.contract_chunk import SteadyChunk
@@ -223,7 +223,7 @@ def _next_point(steady: SteadyChunk) -> ResumePoint:
 
 
 def _digest(steady: SteadyChunk) -> bytes:
-    return ScalarDigest.of(steady.envelope, steady.indices).hash()
+    return state_hash(steady.envelope, steady.indices)
 
 
 class _Loopback(Transfers):

@@ -27,7 +27,7 @@ from scope_contracts.envelope import (
 )
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
-from scope_contracts.parity import ScalarDigest
+from scope_contracts.parity import state_hash
 from scope_contracts.retraction import suspect_from
 from scope_rt.control.chunk import Arrived
 from scope_rt.control.context import ContextMemory
@@ -196,7 +196,6 @@ class Pipeline:
         indices = stages.cache.indices_at(lifecycle.cache_end_frame)
         if CONDITIONING_EMBEDS in tensors:
             self._text_digest = digest_of(tensors[CONDITIONING_EMBEDS])
-        digest = ScalarDigest.of(envelope, indices, conditioning=self._text_digest)
         assert following.text is not None
         sent = InFlight(
             envelope=envelope,
@@ -204,7 +203,7 @@ class Pipeline:
             plan_ms=plan_ms,
             before=self.position,
             directive=directive,
-            state_digest=digest.hash(),
+            state_digest=state_hash(envelope, indices, conditioning=self._text_digest),
         )
         with self._midway():
             messages = faults.reach(FaultPoint.SENDING, envelope.chunk_index, [(envelope, tensors)])

@@ -23,7 +23,7 @@ from scope_contracts.envelope import (
 from scope_contracts.errors import PreflightError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle
-from scope_contracts.parity import HASH_BYTES, ScalarDigest
+from scope_contracts.parity import HASH_BYTES, ScalarDigest, state_hash
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_rt.faults import FaultPoint, Faults
 from scope_rt.instruments import Instruments
@@ -96,8 +96,12 @@ class Worker:
             evidence = None if self._verifier is None else self._verifier.end(chunk, latents)
             self._peer_check.after(chunk, elapsed_ms, evidence)
         self._lifecycle = self._instruments.checks.commit(entered, budget.observed)
-        state = torch.frombuffer(bytearray(self._digest(envelope).hash()), dtype=torch.uint8)
-        out = {LATENTS_OUT: latents, STATE_DIGEST: state}
+        indices, text = self._generator.cache.indices, self._generator.text_digest
+        state = state_hash(envelope, indices, conditioning=text)
+        out = {
+            LATENTS_OUT: latents,
+            STATE_DIGEST: torch.frombuffer(bytearray(state), dtype=torch.uint8),
+        }
         result = PPResult(
             call_id=envelope.call_id,
             chunk_index=chunk,

@@ -26,10 +26,18 @@ import msgpack
 import torch
 from torch import Tensor
 
-from scope_contracts.errors import ContractError, SnapshotError, UserInputError
+from scope_contracts.envelope import PPEnvelope
+from scope_contracts.errors import (
+    ContractError,
+    FieldError,
+    SnapshotError,
+    UserInputError,
+    mismatch,
+)
 from scope_contracts.log_file import refuse_special
 from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
+from scope_contracts.wire import decode_envelope, encode
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.tensors import NAMES, TORCH_DTYPES, bytes_of
 
@@ -327,9 +335,15 @@ def _refuse_lift(value: object) -> Any:
     raise AssertionError("one rule reads, the other writes")
 
 
+_ENCODED = Leaf(lower=encode, lift=lambda data: decode_envelope(_bytes(data)))
+"""An envelope is encoded already."""
+
+
 def _rules(tensor: Leaf) -> PlainRules:
     return PlainRules(
-        leaves={Tensor: tensor}, max_list_length=_NO_LIMIT, max_string_bytes=_NO_LIMIT
+        leaves={Tensor: tensor, PPEnvelope: _ENCODED},
+        max_list_length=_NO_LIMIT,
+        max_string_bytes=_NO_LIMIT,
     )
 
 
@@ -339,6 +353,12 @@ _NO_TENSORS = _rules(Leaf(lower=_refuse_lift, lift=_refuse_lift))
 def _kept_of(tensor: Tensor) -> bytes:
     """The bytes of a tensor without the zeros at its end."""
     return bytes(bytes_of(tensor)).rstrip(b"\0")
+
+
+def _bytes(plain: object) -> bytes:
+    if not isinstance(plain, bytes):  # a map, as in earlier versions
+        raise FieldError(mismatch("envelope", got=plain, want="its canonical bytes"))
+    return plain
 
 
 def _number(name: str) -> int:

@@ -9,7 +9,6 @@ latents, then the log as a whole, which then ends at its last whole record.
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -105,7 +104,8 @@ class StreamLog:
         self._record_latents = record_latents
         self._chunk_index = -1
         self._lock = threading.Lock()
-        self._waiting: deque[Future[None]] = deque()
+        self._last: Future[None] | None = None
+        """The newest record's write."""
         self._disk = DaemonExecutor("stream-log")
         self._check: LogCheck | None = None
         try:
@@ -153,11 +153,8 @@ class StreamLog:
         with self._lock:
             if self.failure is not None or self._file is None:
                 return
-            self._waiting.append(self._disk.submit(self._write, record, blob))
-            while self._waiting and self._waiting[0].done():
-                self._waiting.popleft()
-            is_behind = len(self._waiting) > _MOST_WAITING
-        if is_behind or isinstance(record, _WRITTEN_AT_ONCE):
+            self._last = self._disk.submit(self._write, record, blob)
+        if self._disk.num_pending > _MOST_WAITING or isinstance(record, _WRITTEN_AT_ONCE):
             self.flush()
 
     def flush(self) -> None:
@@ -165,8 +162,7 @@ class StreamLog:
 
         Blocks for at most `STALL_TIMEOUT_S`.
         """
-        with self._lock:
-            last = self._waiting[-1] if self._waiting else None
+        last = self._last
         if last is None or self.failure is not None:
             return
         try:

@@ -24,6 +24,7 @@ from scope_contracts import (
     encode,
     preflight,
 )
+from scope_contracts.parity import state_hash
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.worker import Worker
@@ -155,7 +156,7 @@ class Rank0Side:
         if envelope.reset_crossattn_cache:
             self._text_digest = digest_of(tensors_of(envelope)[CONDITIONING_EMBEDS])
         indices = CACHE.indices_at(self.lifecycle.cache_end_frame)
-        return ScalarDigest.of(envelope, indices, conditioning=self._text_digest).hash()
+        return state_hash(envelope, indices, conditioning=self._text_digest)
 
 
 Side = Rank0Side | WorkerSide

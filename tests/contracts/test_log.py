@@ -25,6 +25,7 @@ from scope_contracts.log_records import (
     decode_record,
     encode_record,
 )
+from scope_contracts.plain import to_plain
 from scope_contracts.tensor_spec import DType, TensorSpec
 from tests.stream_logs import finished, opened, packed, planned, story
 
@@ -54,6 +55,16 @@ def plain_of(record: Record) -> dict[str, Any]:
 
 def test_the_bytes_of_this_version_never_change() -> None:
     assert hashlib.sha256(DATA).hexdigest() == GOLDEN
+
+
+def test_a_planned_record_is_canonical_around_its_encoded_envelope() -> None:
+    record = planned(3)
+    plain = {"at_s": record.at_s, "envelope": to_plain(record.envelope), "kind": "planned"}
+    assert encode_record(record) == msgpack.packb(plain)
+    wrong: Any = 5
+    for at_s in (float("nan"), wrong):
+        with pytest.raises(FieldError, match=r"at_s: got .*, want a finite number"):
+            encode_record(replace(record, at_s=at_s))
 
 
 def test_a_file_holds_what_was_written_and_where() -> None:

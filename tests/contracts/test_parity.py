@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgpack
@@ -12,6 +12,7 @@ from scope_contracts import (
     CacheIndices,
     DType,
     FieldError,
+    MessageKind,
     ParityError,
     ParityKeys,
     PlanId,
@@ -20,9 +21,10 @@ from scope_contracts import (
     WireError,
     compare,
     compare_digests,
+    encode,
 )
 from scope_contracts.integrity import IntegrityLevel
-from scope_contracts.parity import HASH_BYTES
+from scope_contracts.parity import HASH_BYTES, state_hash
 from scope_lab.fuzz.seeds import KEYS
 
 OTHER: dict[str, Any] = {
@@ -150,12 +152,34 @@ def test_any_differing_scalar_is_named_with_chunk_values_and_ranks(
 
 
 @pytest.mark.parametrize("name", SCALARS)
-def test_the_hash_tells_every_scalar_apart(digest: ScalarDigest, name: str) -> None:
+def test_a_report_carries_every_scalar(digest: ScalarDigest, name: str) -> None:
     other = changed(digest, name)
-    assert digest.hash() == replace(digest).hash()
-    assert digest.hash() != other.hash()
-    assert len(other.hash()) == HASH_BYTES
-    assert ScalarDigest.decode(other.encode()) == other
+    assert ScalarDigest.decode(other.encode()) == other != digest
+
+
+def test_a_state_hash_tells_every_field_and_every_index_apart(
+    make_envelope: Callable[..., PPEnvelope],
+) -> None:
+    envelope = make_envelope("rebuilt")
+    others = {
+        "tensors": envelope.tensors[1:],
+        "plan_id": PlanId.PP1,
+        "kind": MessageKind.SHUTDOWN,
+        "denoising_step_list": (1000.0, 937.5, 833.25, 624.0),
+        "kv_cache_attention_bias": 0.5,
+    }
+    hashes = {state_hash(replace(envelope), INDICES, conditioning=TEXT)}
+    for name in {f.name for f in fields(PPEnvelope)} - {"pp_envelope_version"}:
+        value = getattr(envelope, name)
+        other = not value if isinstance(value, bool) else others.get(name, 77)
+        changes: dict[str, Any] = {name: other}
+        hashes.add(state_hash(replace(envelope, **changes), INDICES, conditioning=TEXT))
+    for moved in (replace(INDICES, global_end_index=1), replace(INDICES, local_end_index=1)):
+        hashes.add(state_hash(envelope, moved, conditioning=TEXT))
+    hashes.add(state_hash(envelope, INDICES, conditioning=""))
+    assert len(hashes) == len(fields(PPEnvelope)) + 3
+    assert state_hash(envelope, INDICES, conditioning=TEXT) in hashes
+    assert {len(each) for each in hashes} == {HASH_BYTES}
 
 
 def test_a_digest_of_other_bytes_is_refused(digest: ScalarDigest) -> None:
@@ -165,6 +189,10 @@ def test_a_digest_of_other_bytes_is_refused(digest: ScalarDigest) -> None:
         ScalarDigest.decode(KEYS.encode())
 
 
-def test_the_hash_is_of_sorted_msgpack_and_nothing_else(digest: ScalarDigest) -> None:
-    data = msgpack.packb(dict(sorted(asdict(digest).items())))
-    assert digest.hash() == hashlib.blake2b(data, digest_size=HASH_BYTES).digest()
+def test_a_state_hash_is_of_the_envelope_as_it_travels_and_of_where_the_cache_stands(
+    make_envelope: Callable[..., PPEnvelope],
+) -> None:
+    envelope = make_envelope("rebuilt")
+    stands = msgpack.packb([INDICES.global_end_index, INDICES.local_end_index, TEXT])
+    want = hashlib.blake2b(encode(envelope) + stands, digest_size=HASH_BYTES).digest()
+    assert state_hash(envelope, INDICES, conditioning=TEXT) == want

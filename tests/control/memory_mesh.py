@@ -21,7 +21,7 @@ from scope_contracts.envelope import (
 )
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.log_records import Record
-from scope_contracts.parity import ScalarDigest
+from scope_contracts.parity import state_hash
 from scope_contracts.tensor_spec import DType
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning, Directive
@@ -80,7 +80,7 @@ class MemoryMesh:
         indices = CACHE.indices_at(self.ends[envelope.chunk_index])
         if CONDITIONING_EMBEDS in tensors:
             self.text = digest_of(tensors[CONDITIONING_EMBEDS])
-        digest = ScalarDigest.of(envelope, indices, conditioning=self.text).hash()
+        digest = state_hash(envelope, indices, conditioning=self.text)
         state = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
         result = PPResult(
             call_id=envelope.call_id,

@@ -12,10 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from scope_contracts.envelope import PPEnvelope
 from scope_contracts.errors import FieldError, SnapshotError, UserInputError
+from scope_contracts.plain import Leaf, to_plain
+from scope_contracts.wire import encode
 from scope_rt.record import snapshot
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity, look
 from tests.record.stalled_disk import StalledDisk
+from tests.stream_logs import planned
 from tests.video.test_full_disk import small_disk
 
 __all__ = ["small_disk"]
@@ -181,13 +185,32 @@ def test_a_state_that_is_replaced_while_it_is_looked_at_is_looked_for_again(
         SnapshotStore(tmp_path / "s").header()
 
 
-def test_a_snapshot_of_an_earlier_version_is_continued_and_left_behind(tmp_path: Path) -> None:
-    saved(tmp_path / "s")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    envelope: PPEnvelope
+
+
+def test_an_envelope_is_kept_as_it_travels(tmp_path: Path) -> None:
+    store, state = SnapshotStore(tmp_path / "s"), Planned(envelope=planned(0).envelope)
+    store.save(HEADER, state)
+    loaded = store.load(Planned)
+    assert loaded is not None
+    assert loaded[1] == state
+    assert encode(state.envelope) in (tmp_path / "s" / "state.1").read_bytes()
+
+
+def test_a_snapshot_of_an_earlier_version_is_found_and_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state had no number, and held envelopes as maps."""
+    monkeypatch.setattr(snapshot, "_ENCODED", Leaf(lower=to_plain, lift=to_plain))
+    SnapshotStore(tmp_path / "s").save(HEADER, Planned(envelope=planned(0).envelope))
+    monkeypatch.undo()
     (tmp_path / "s" / "state.1").rename(tmp_path / "s" / "state")
     store = SnapshotStore(tmp_path / "s")
-    assert store.load(State) is not None
-    store.save(replace(HEADER, next_chunk_index=5), STATE)
-    assert [path.name for path in (tmp_path / "s").glob("state*")] == ["state.1"]
+    assert store.header() == HEADER
+    with pytest.raises(UserInputError, match=r"of another version .envelope: got .*canonical by"):
+        store.load(Planned)
 
 
 def test_clearing_leaves_nothing_but_what_is_not_ours(tmp_path: Path) -> None:
