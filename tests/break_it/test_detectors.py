@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(300)  # a trial is five runs, and one of them h
 
 def test_every_detector_is_disarmed_in_some_trial_of_a_fault_that_exists() -> None:
     tried = {detector for trial in TRIALS for detector in trial.disarmed}
-    assert tried == set(Detector) - {Detector.CANARY}  # tests/integrity/test_canary.py does
+    assert tried == set(Detector)
     assert all(case_named(trial.case) for trial in TRIALS)
 
 

@@ -48,6 +48,7 @@ TRIALS = (
     Trial(disarmed=(Detector.ORACLE,), case="kernel/default"),
     Trial(disarmed=(Detector.CACHED_ROWS,), case="early-write/strict"),
     Trial(disarmed=(Detector.REDUCED_SUMS,), case="sums-all-ranks/default"),
+    Trial(disarmed=(Detector.CANARY,), case="last-block/default"),
     Trial(disarmed=(Detector.HEARTBEAT,), case="stop/follower"),
     Trial(disarmed=(Detector.SLOW_RANK,), case="slow-rank"),
 )

@@ -1,4 +1,4 @@
-"""Faults 39 to 43: ranks hold and send what they must, and compute something else from it.
+"""Faults 39 to 43, and 80: ranks hold and send what they must, and compute something else from it.
 
 All ranks do so alike, or a sum spreads it to all of them, so that nothing which compares ranks can
 see it: only computing again can.
@@ -7,6 +7,7 @@ see it: only computing again can.
 from functools import partial
 
 from scope_contracts.integrity import IntegrityLevel
+from scope_rt.integrity.canary import ROTATIONS
 from scope_rt.integrity.verifier import AUDITED_CHUNKS
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.job import Script
@@ -22,6 +23,8 @@ from scope_runners.break_it.scenario import SINGLE, TP2
 AUDITED_CHUNK = AUDITED_CHUNKS
 """The first after chunk 0 in which the default computes something again."""
 A_LONGER_STREAM = Script(num_chunks=AUDITED_CHUNK + 2)
+CANARY_CHUNK = ROTATIONS * WITHIN
+"""The first after chunk 0 before which the fixed chunk is run."""
 
 _COMPUTED = partial(
     NumericFault,
@@ -73,5 +76,16 @@ CASES = (
         levels=(IntegrityLevel.STRICT,),  # else its layer and calls have their turn much later
         layer=(Detector.CACHED_ROWS,),
         action="skip_early_writes",
+    ).cases(),
+    *_COMPUTED(
+        number=80,
+        name="last-block",
+        description="the last block, whose turn comes after the fixed chunk, is off by a hundredth",
+        layer=(Detector.CANARY, Detector.ORACLE),
+        refusal=partial(refused_by_group, "IntegrityError"),
+        action="turn_last_block",
+        on=all_generators,
+        chunk=CANARY_CHUNK - WITHIN + 1,
+        script=Script(num_chunks=CANARY_CHUNK + 2),
     ).cases(),
 )
