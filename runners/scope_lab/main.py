@@ -25,6 +25,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "bench_snapshot": Experiment("scope_lab.bench_snapshot", "what it costs to be able to resume"),
     "bench_stream": Experiment("scope_lab.bench_stream", "frames/s of every part of a stream"),
     "eval_tiny": Experiment("scope_lab.tiny.evaluate", "the embedded model as a viewer sees it"),
+    "false_alarms": Experiment(
+        "scope_lab.false_alarms", "clean streams by the thousand: none may be refused"
+    ),
     "fuzz": Experiment("scope_lab.fuzz.run", "hostile bytes for every decoder"),
     "kill_stream": Experiment(
         "scope_lab.kill_stream", "a stream killed at every change of its disk, and resumed"

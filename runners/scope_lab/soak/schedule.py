@@ -126,8 +126,8 @@ class FaultRates:
 def schedule_of(seed: int, *, num_chunks: int, topology: Topology, rates: FaultRates) -> Schedule:
     """The schedule of a stream of `num_chunks` chunks."""
     steering, breaking = Random(f"cues {seed}"), Random(f"faults {seed}")
-    first_prompt = _prompt(steering)
-    cues = _cues(steering, num_chunks, every_chunks=rates.cue_every_s / rates.chunk_s)
+    first_prompt = drawn_prompt(steering)
+    cues = drawn_cues(steering, num_chunks, every_chunks=rates.cue_every_s / rates.chunk_s)
     faults = _faults(breaking, num_chunks, topology, rates)
     return Schedule(
         first_prompt=first_prompt,
@@ -136,7 +136,7 @@ def schedule_of(seed: int, *, num_chunks: int, topology: Topology, rates: FaultR
     )
 
 
-def _places(random: Random, num_chunks: int, *, every_chunks: float) -> Iterator[int]:
+def drawn_places(random: Random, num_chunks: int, *, every_chunks: float) -> Iterator[int]:
     """Random chunks, `every_chunks` apart on average and at least one."""
     place = float(_EDGE_CHUNKS)
     while True:
@@ -146,8 +146,9 @@ def _places(random: Random, num_chunks: int, *, every_chunks: float) -> Iterator
         yield math.floor(place)
 
 
-def _cues(random: Random, num_chunks: int, *, every_chunks: float) -> Iterator[Cue]:
-    for chunk in _places(random, num_chunks, every_chunks=every_chunks):
+def drawn_cues(random: Random, num_chunks: int, *, every_chunks: float) -> Iterator[Cue]:
+    """What a person asks for at random chunks, `every_chunks` apart on average; not numbered."""
+    for chunk in drawn_places(random, num_chunks, every_chunks=every_chunks):
         kind = random.choices(("prompt", "soft", "cut", "scene"), (3, 4, 2, 2))[0]
         transition = None
         if kind == "soft":
@@ -159,13 +160,14 @@ def _cues(random: Random, num_chunks: int, *, every_chunks: float) -> Iterator[C
         yield Cue(
             number=0,
             chunk=chunk,
-            prompt=None if kind == "cut" else _prompt(random),
+            prompt=None if kind == "cut" else drawn_prompt(random),
             transition=transition,
             hard_cut=kind in ("cut", "scene"),
         )
 
 
-def _prompt(random: Random) -> str:
+def drawn_prompt(random: Random) -> str:
+    """One that the embedded model knows."""
     colours = random.sample(list(Colour), random.randint(1, 2))
     objects = [f"a {colour} {random.choice(list(Shape))}" for colour in colours]
     setting = f"{random.choice(list(Speed))}, on {random.choice(list(Background))}"
@@ -178,7 +180,7 @@ def _faults(
     calm_from, calm_to = (round(part * num_chunks) for part in CALM)
     to_come = list[FaultKind]()
     every_chunks = rates.fault_every_s / rates.chunk_s
-    for chunk in _places(random, num_chunks, every_chunks=every_chunks):
+    for chunk in drawn_places(random, num_chunks, every_chunks=every_chunks):
         if calm_from <= chunk < calm_to:
             continue
         if not to_come:
