@@ -28,7 +28,8 @@ def run(*arguments: str) -> int:
 def test_every_fault_is_listed_with_what_it_breaks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--list") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {int(line[:2]) for line in lines} == set(range(1, 44))
+    assert {int(line[:2]) for line in lines} == {case.number for case in CASES} | {10}
+    assert {case.number for case in CASES} >= {*range(1, 44)} - {10}
     assert all(len(line.split(maxsplit=2)) == 3 and len(line) <= 120 for line in lines)
 
 
