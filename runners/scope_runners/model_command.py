@@ -14,6 +14,9 @@ from scope_rt.models.loading import EMBEDDED, embedded_folder
 from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_runners.wording import counted, printable
 
+_FIRST_USE = "what this machine read at first use"
+"""In place of a manifest, which may have been written where the folder is from."""
+
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `scope-rt model`."""
@@ -44,14 +47,15 @@ def run_model(namespace: argparse.Namespace) -> int:
         return 0
     known, source = Manifest.read(folder), MANIFEST_NAME
     if known is None:
-        known, source = Manifest.of_sha256s(_first_read(folder)), "what was read at first use"
+        known, source = Manifest.of_sha256s(_first_read(folder)), _FIRST_USE
     if not known.files:
         raise UserInputError(
             f"model folder {folder}: nothing is known to compare it with; vouch for what it holds "
             f"now with scope-rt model verify {folder} --write"
         )
     differences = sorted(known.differences(found), key=lambda each: (each.file, each.tensor or ""))
-    text = _json(found, differences, source) if namespace.json else _table(found, differences)
+    show = _json if namespace.json else _table
+    text = show(found, differences, source)
     print(text, flush=True)
     if differences:
         raise DamageError(*refusal(folder, differences[0]).args)  # what was asked for: code 1
@@ -63,8 +67,8 @@ def _first_read(folder: Path) -> dict[str, str]:
     return {} if cache is None else kept_sha256s(folder, cache.load())
 
 
-def _table(found: Manifest, differences: Sequence[Difference]) -> str:
-    rows = []
+def _table(found: Manifest, differences: Sequence[Difference], source: str) -> str:
+    rows = [f"compared with {source}"]
     for name in sorted({*found.files, *(each.file for each in differences)}):
         of_file = [each for each in differences if each.file == name]
         num_tensors = len(found.files[name].tensors) if name in found.files else 0

@@ -33,8 +33,9 @@ def run_runbook(namespace: argparse.Namespace) -> int:
     files = sorted(FOLDER.rglob("*.md"))
     pages = {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files}
     if namespace.name is None:
+        width = max(map(len, pages))
         for name, page in pages.items():
-            print(f"{name:<20} {_title(page)}")
+            print(f"{name:<{width}}  {_title(page)}")
         return 0
     found = _page_of(namespace.name.removeprefix("runbooks/").removesuffix(".md"), pages)
     if found is None:

@@ -19,6 +19,7 @@ from scope_runners.wording import printable
 
 CHECKSUM = "checksum"
 """The key under which a summary has the digest of all its other keys."""
+_RECORDING = "recording"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +50,18 @@ def run_verify(namespace: argparse.Namespace) -> int:
     if path.suffix.lower() in {*CODEC_OF_SUFFIX, ".json"}:
         verdicts = _of_summary(path.with_suffix(".json"))
     else:
-        damage = read_recording(path).damage
-        verdicts = [FileVerdict(kind="recording", path=str(path), damage=str(damage or ""))]
+        verdicts = [_of_recording(path)]
     if namespace.json:
         print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2), flush=True)
     else:
         for verdict in verdicts:
-            row = f"{verdict.kind:<14} {verdict.damage or 'as written':<12} {verdict.path}"
-            print(printable(row), flush=True)
+            what = "DAMAGED" if verdict.damage else "as written"
+            print(printable(f"{verdict.kind:<14} {what:<12} {verdict.path}"), flush=True)
+            if verdict.damage:
+                print(printable(f"{'':<14} {verdict.damage}"), flush=True)
     for verdict in verdicts:
+        if verdict.damage and verdict.kind == _RECORDING:
+            raise DamageError(verdict.damage)  # which names the file, and what to do
         if verdict.damage:
             raise DamageError(
                 f"{verdict.kind} {verdict.path} is not what was written ({verdict.damage}); copy "
@@ -82,6 +86,16 @@ def check_written(path: Path, written: FileDigest) -> str:
     if found != written:
         return f"its digest is {found.blake2b}, written was {written.blake2b}"
     return ""
+
+
+def _of_recording(path: Path) -> FileVerdict:
+    try:
+        damage = read_recording(path).damage
+    except UserInputError as error:
+        raise UserInputError(
+            f"{error}, or a video or its summary, which names all beside it"
+        ) from error
+    return FileVerdict(kind=_RECORDING, path=str(path), damage=str(damage or ""))
 
 
 def _of_summary(path: Path) -> list[FileVerdict]:

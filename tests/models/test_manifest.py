@@ -221,6 +221,7 @@ def test_the_command_says_what_is_whole_and_names_what_is_not(
     flip(folder / WEIGHTS, stored.offset)
     code, out, err = said(capsys, folder)
     assert code == 1
+    assert out.startswith(f"compared with {MANIFEST_NAME}\n")
     assert "NOT whole" in out
     assert f"{WEIGHTS}: tensor {SHARDED} is not what it was" in err
     assert err.count("\n") == 1
@@ -237,7 +238,9 @@ def test_the_command_compares_with_what_was_read_at_first_use(
     monkeypatch.setattr(content_cache, "_SETTLED_NS", 0)
     settle()
     ModelFolder.open(folder).fingerprint(torch.float32)
-    assert said(capsys, folder)[0] == 0
+    code, out, _ = said(capsys, folder)
+    assert code == 0
+    assert out.startswith("compared with what this machine read at first use\n")
     stamps = {path: Stamp.of(path) for path in folder.rglob("*")}
     flip(folder / WEIGHTS, -1)
     monkeypatch.setattr(Stamp, "of", staticmethod(stamps.__getitem__))

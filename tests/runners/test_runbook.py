@@ -43,7 +43,11 @@ def test_all_pages_are_listed_with_their_titles(capsys: pytest.CaptureFixture[st
     assert main(["runbook"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == len(list(RUNBOOKS.rglob("*.md")))
-    assert "hang                 A stream stopped, or a rank is gone" in listed
+    (hang,) = (line for line in listed if line.startswith("hang "))
+    assert hang.endswith("  A stream stopped, or a rank is gone")
+    titles_at = hang.index("A stream")
+    assert all(line[titles_at - 1].isspace() for line in listed), "titles stand in one column"
+    assert not any(line[titles_at].isspace() for line in listed)
 
 
 @pytest.mark.parametrize(

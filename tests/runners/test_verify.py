@@ -61,6 +61,7 @@ def test_a_flipped_byte_anywhere_in_an_output_is_named(
     assert f"{path} is not what was written (its digest is" in said
     assert said.count("\n") == 1
     assert out.count("as written") == 3
+    assert out.count(f"DAMAGED      {path}") == 1
 
 
 def test_another_length_and_a_file_that_is_gone_are_named(
@@ -98,7 +99,18 @@ def test_damage_of_a_recording_is_named(folder: Path, capsys: pytest.CaptureFixt
     path = folder / "a.scope"
     flip(path, path.stat().st_size // 2)
     assert main(["verify", str(path)]) == 1
-    assert "the log is damaged" in capsys.readouterr().err
+    out, said = capsys.readouterr()
+    assert out.startswith(f"recording      DAMAGED      {path}\n")
+    assert said.startswith(f"scope-rt: the recording {path}: byte ")
+    assert said.count("the log is damaged; ") == said.count("copy the file again") == 1
+
+
+def test_what_is_none_of_them_is_refused_with_what_can_be_verified(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(folder / "a.png")]) == 2
+    said = capsys.readouterr().err
+    assert "give a file that --record wrote, or a video or its summary" in said
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"files": {}, "digests": [], "checksum": 1}'])

@@ -192,7 +192,8 @@ def _run_numeric(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> 
     for result in suite.numeric(cases):
         results.append(result)
         if not print_json:
-            print(f"{result.fault}: {result.shows_it}", file=sys.stderr, flush=True)
+            end = "found, and not without its layer" if result.shows_it else "NOT as it must be"
+            print(f"{result.fault}: {end}", file=sys.stderr, flush=True)
     plain = [asdict(result) for result in results]
     print(json.dumps(plain, indent=2) if print_json else numeric_table(results), flush=True)
     return all(result.shows_it for result in results)

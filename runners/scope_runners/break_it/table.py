@@ -24,9 +24,10 @@ _COLUMNS = {
 }
 """Widths; a negative one aligns to the right."""
 LEGEND = (
-    "found: seconds from the fault to the first expected error; made: chunks emitted; wrong: of "
-    "these, not bit for\nbit those of a clean run; again: seconds from there to the next chunk "
-    "after a restart; left: processes left behind"
+    "seen: a rank that `left` ended in order; found: seconds from the fault to the first expected "
+    "error; made: chunks\nemitted; wrong: of these, not bit for bit those of a clean run (after an "
+    "IntegrityError they are retracted);\nagain: seconds from that error to the next chunk after a "
+    "restart; left: processes left behind"
 )
 
 
