@@ -1,11 +1,22 @@
 """What must hold of numbers and state, and how much a stream spends on verifying it."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 
 from scope_contracts.errors import IntegrityError
 from scope_contracts.weights import Checksums
+
+
+@contextmanager
+def suspect_from(first_chunk: int) -> Iterator[None]:
+    """An `IntegrityError` in here speaks against no chunk before `first_chunk`."""
+    try:
+        yield
+    except IntegrityError as error:
+        error.suspect_from = first_chunk
+        raise
 
 
 class IntegrityLevel(StrEnum):

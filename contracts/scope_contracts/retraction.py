@@ -4,21 +4,7 @@ How far back it goes follows from the detector that found the error: from the ch
 one that it has looked at in the same way.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-
-from scope_contracts.errors import IntegrityError
-
-
-@contextmanager
-def suspect_from(first_chunk: int) -> Iterator[None]:
-    """An `IntegrityError` in here speaks against no chunk before `first_chunk`."""
-    try:
-        yield
-    except IntegrityError as error:
-        error.suspect_from = first_chunk
-        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

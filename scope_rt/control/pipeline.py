@@ -26,9 +26,9 @@ from scope_contracts.envelope import (
     shutdown_envelope,
 )
 from scope_contracts.geometry import ChunkGeometry
+from scope_contracts.integrity import suspect_from
 from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.parity import state_hash
-from scope_contracts.retraction import suspect_from
 from scope_rt.control.chunk import Arrived
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.in_flight import InFlight

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from scope_contracts.envelope import PPEnvelope
-from scope_contracts.integrity import IntegrityLevel
+from scope_contracts.integrity import IntegrityLevel, suspect_from
 from scope_contracts.parity import HASH_BYTES
-from scope_contracts.retraction import suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.arithmetic import ArithmeticCheck
 from scope_rt.integrity.canary import ROTATIONS, Canary

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from scope_contracts.integrity import suspect_from
 from scope_contracts.parity import ScalarDigest
-from scope_contracts.retraction import suspect_from
 from scope_contracts.wire import CanonicalMessage
 from scope_rt.checks import Checks
 from scope_rt.integrity.evidence import RankEvidence, decode_evidence, encode_evidence

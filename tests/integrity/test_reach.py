@@ -9,7 +9,8 @@ import pytest
 from torch import Tensor, nn
 
 from scope_contracts.errors import IntegrityError, PeerLostError
-from scope_contracts.retraction import Retraction, suspect_from
+from scope_contracts.integrity import suspect_from
+from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
 from scope_rt.control.transition import Interpolation, TransitionSpec
