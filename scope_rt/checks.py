@@ -160,6 +160,12 @@ class Checks:
     """A generator rank, after a chunk: did a token come out as it does in float64?"""
     linear_sums: Callable[[Deviation], None] = check_deviation
     """A generator rank, after a chunk: are products those of the weights that were loaded?"""
+    edges: Callable[[Deviation], None] = check_deviation
+    """A generator rank, after a chunk: is what enters and leaves the blocks what was planned?"""
+    noise: Callable[[Deviation], None] = check_deviation
+    """A generator rank, after a chunk: is all noise that of seed, epoch, chunk and step?"""
+    made: Callable[[Deviation], None] = check_deviation
+    """A generator rank, after a chunk: were text K/V and modulations made as in float64?"""
     cached_rows: _RowsCheck = check_written_rows
     """A generator rank, after a chunk: are cached rows those that were given to the cache?"""
     reduced_sums: Callable[[int, Sequence[Sequence[ReducedSum]], Sequence[int]], None] = check_sums

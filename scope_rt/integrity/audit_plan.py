@@ -1,10 +1,12 @@
 """Which token is recomputed follows from the chunk alone, so all ranks look at the same one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from scope_contracts.envelope import PPEnvelope
+from torch import Tensor
+
+from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, LATENTS_IN, PPEnvelope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,30 @@ def calls_of(
     )
     steps = [biased] * len(envelope.denoising_step_list)
     return [rebuilt] * bool(num_context) + steps + [plain] * envelope.clean_pass
+
+
+class CallPlanner:
+    """Follows a stream's envelopes, each of which says what calls it needs."""
+
+    def __init__(self) -> None:
+        self._origin_frame = 0
+        """The epoch's frame at position 0 of the cache."""
+
+    def calls(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> list[CallPlan]:
+        """Of this chunk, which must be the next one."""
+        latents, num_context = tensors[LATENTS_IN], 0
+        if envelope.reset_kv_cache:
+            self._origin_frame = 0
+        if envelope.do_kv_recompute:
+            num_context = tensors[CONTEXT_FRAMES_OVERRIDE].shape[1]
+            self._origin_frame = envelope.current_start_frame - num_context
+        return calls_of(
+            envelope,
+            origin_frame=self._origin_frame,
+            grid=(latents.shape[3] // 2, latents.shape[4] // 2),
+            num_frames=latents.shape[1],
+            num_context=num_context,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

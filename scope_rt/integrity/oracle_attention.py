@@ -21,7 +21,7 @@ EXP_ROUNDINGS = 80
 
 
 @lru_cache(maxsize=8)
-def _frequencies(head_dim: int) -> tuple[Array, NDArray[np.intp]]:
+def frequencies(head_dim: int) -> tuple[Array, NDArray[np.intp]]:
     """Radians by which every pair of channels turns a step, and its axis: frame, row or column.
 
     A third of the pairs, rounded down, follows rows and as many columns (Wan); pair i of d turns
@@ -36,7 +36,7 @@ def _frequencies(head_dim: int) -> tuple[Array, NDArray[np.intp]]:
 
 def turned(x_NHD: Tracked, positions: Sequence[tuple[int, int, int]], store: float) -> Tracked:
     """Each token's pairs of channels turned by its frame, row and column."""
-    rates, axes = _frequencies(x_NHD.value.shape[-1])
+    rates, axes = frequencies(x_NHD.value.shape[-1])
     angles = np.asarray(positions, dtype=np.float64)[:, axes] * rates
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
     even, odd = x_NHD.value[..., 0::2], x_NHD.value[..., 1::2]

@@ -12,15 +12,18 @@ from scope_contracts.integrity import IntegrityLevel, suspect_from
 from scope_contracts.parity import HASH_BYTES
 from scope_rt.checks import Checks
 from scope_rt.integrity.arithmetic import ArithmeticCheck
+from scope_rt.integrity.audit_plan import CallPlanner
 from scope_rt.integrity.canary import ROTATIONS, Canary
+from scope_rt.integrity.edges import EdgeCheck
 from scope_rt.integrity.evidence import RankEvidence
+from scope_rt.integrity.made_state import MadeState
 from scope_rt.integrity.rotation import Digests
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.models.generator import ChunkGenerator
 
 AUDITED_CHUNKS = 8
-"""In `default`, one chunk of so many has a token recomputed: each turn costs some 4 % of a chunk of
-the embedded model."""
+"""In `default`, one chunk of so many has a token recomputed, and what enters and leaves the blocks
+in one call: each turn costs some 6 % of a chunk of the embedded model."""
 
 
 class Verifier:
@@ -52,6 +55,11 @@ class Verifier:
         self._arithmetic = ArithmeticCheck(
             generator, level=level, rank=rank, checks=checks, every=AUDITED_CHUNKS
         )
+        self._made = MadeState(generator, rank=rank, checks=checks)
+        self._edges = EdgeCheck(
+            generator, rank=rank, checks=checks, every=1 if is_strict else AUDITED_CHUNKS
+        )
+        self._calls = CallPlanner()
         self._canary = Canary(generator, every=ROTATIONS * within)
         self._ran_canary = False
         self._canary_from = self._canary_chunk = 0
@@ -74,6 +82,8 @@ class Verifier:
         if self._ran_canary:
             self._canary.run()
             self._canary_from, self._canary_chunk = self._canary_chunk, chunk
+        self._made.begin(envelope, tensors)
+        self._edges.begin(envelope, tensors, self._calls.calls(envelope, tensors))
         self._arithmetic.begin(envelope, tensors)
 
     def end(self, chunk: int, latents_BFCHW: Tensor) -> RankEvidence:
@@ -87,8 +97,10 @@ class Verifier:
         # First: it knows the cause, of which the other sees the effect.
         with self._state_vouches_for(chunk - self._within):
             self._state.verify(chunk)
+        self._made.end()
         with suspect_from(self._arithmetic.suspect_from):
             self._arithmetic.end()
+        self._edges.end(latents_BFCHW)
         digest = blake2b(digest_size=HASH_BYTES)
         for tensor in (*self._generator.noise_drawn, latents_BFCHW):
             digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
@@ -97,7 +109,7 @@ class Verifier:
             canary=self._canary.digest if self._ran_canary else "",
             expected_canary=self._canary.expected if self._ran_canary else "",
             canary_from=self._canary_from,
-            sums=self._arithmetic.report(),
+            sums=(*self._made.report(), *self._arithmetic.report()),
             sums_from=self._arithmetic.suspect_from,
         )
 

@@ -119,6 +119,16 @@ class ChunkGenerator:
         """The re-noise of the last chunk, in order: equal on all ranks."""
         return self._drawn
 
+    @property
+    def text(self) -> Sequence[TextKV]:
+        """Every layer's text K/V in effect."""
+        return self._text
+
+    @property
+    def modulations(self) -> Mapping[float, Modulation]:
+        """By timestep, in the order in which they were made."""
+        return self._modulations
+
     @torch.inference_mode()
     def generate(
         self,

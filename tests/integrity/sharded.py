@@ -19,6 +19,6 @@ def sharded(group: Collectives, dtype: torch.dtype) -> Rollout:
             linear = model.get_parameter(name)
             linear.data = part.clone()
     spec = cache_spec(sink=1, window=8, dtype=rollout.generator.cache.spec.dtype)
-    rollout.generator.model = model
+    rollout.model = rollout.generator.model = model
     rollout.generator.cache = open_frame_cache(spec, device=CPU, group=group)
     return rollout

@@ -11,7 +11,6 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.models.causal_wan import Modulation, TextKV
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.integrity.corruption import PROMPT, Change, flip_bit, stored_rows, stream, swap_rows
@@ -57,14 +56,14 @@ def swap_cached_rows(generator: ChunkGenerator) -> None:
     swap_rows(cached_frame(generator)[0])
 
 
-def replace_text(generator: ChunkGenerator) -> None:
-    first, *others = generator._text
-    generator._text = (TextKV(first.k, first.v + 1e-3), *others)
+@torch.inference_mode()
+def shift_text(generator: ChunkGenerator) -> None:
+    generator.text[0].v.add_(1e-3)
 
 
-def replace_modulation(generator: ChunkGenerator) -> None:
-    timestep, made = next(iter(generator._modulations.items()))
-    generator._modulations[timestep] = Modulation(made.layers * 1.01, made.head)
+@torch.inference_mode()
+def scale_modulation(generator: ChunkGenerator) -> None:
+    next(iter(generator.modulations.values())).layers.mul_(1.01)
 
 
 CHANGES: dict[Callable[[ChunkGenerator], None], tuple[type[IntegrityError], str]] = {
@@ -75,8 +74,8 @@ CHANGES: dict[Callable[[ChunkGenerator], None], tuple[type[IntegrityError], str]
     zero_rows: (IntegrityError, ROWS),
     fill_rows: (IntegrityError, ROWS),
     swap_cached_rows: (IntegrityError, ROWS),
-    replace_text: (IntegrityError, "text values of layer 0 is not what was computed"),
-    replace_modulation: (IntegrityError, "modulation of timestep 1000, layers is not what"),
+    shift_text: (IntegrityError, "text values of layer 0 is not what was computed"),
+    scale_modulation: (IntegrityError, "modulation of timestep 1000, layers is not what"),
 }
 
 
@@ -111,7 +110,7 @@ def test_by_default_a_changed_state_is_found_within_m_chunks(
 
 def test_text_that_changed_is_found_before_another_prompt_replaces_it() -> None:
     config, shown = StreamConfig.of(), list[int]()
-    change = Change(FaultPoint.GENERATOR, 1, replace_text)
+    change = Change(FaultPoint.GENERATOR, 1, shift_text)
     with StreamSession(config, instruments=Instruments(faults=change)) as session:
         schedule = [ScheduledEvent(chunk_index=3, prompt="a green triangle")]
         with pytest.raises(IntegrityError, match="chunk 3: rank 0: text values of layer 0"):

@@ -1,0 +1,273 @@
+"""What goes into the blocks is what was planned, and what comes out of them becomes the latents.
+
+Noise is drawn again, bit for bit; every call's input, timestep and text are those of the envelope;
+its rotations, patch embedding, head and step are held against `edge_reference`. In `strict` that is
+all of every chunk. In `default` it is one step's noise in every other chunk, what all calls are
+given in one chunk of so many and in each with a recompute, and the rest of one call there in turn.
+Blocks are looked at elsewhere.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, LATENTS_IN, PPEnvelope
+from scope_contracts.errors import IntegrityError
+from scope_contracts.retraction import suspect_from
+from scope_rt.checks import Checks
+from scope_rt.integrity.audit_plan import CallPlan
+from scope_rt.integrity.deviations import Hold
+from scope_rt.integrity.edge_reference import (
+    Projection,
+    head_rows,
+    next_input,
+    noise_of,
+    patches_of,
+    rotation_table,
+    sigma_of,
+    timesteps_of,
+)
+from scope_rt.integrity.tolerance import Rounding
+from scope_rt.models.causal_wan import Modulation, TextKV
+from scope_rt.models.generator import ChunkGenerator
+
+_NOISE_EVERY = 2
+"""In `default`, chunks to one of which a step's noise is drawn again: 0.2 % of a chunk each."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """What one generator call was given and gave; tensors are the model's own."""
+
+    x: Tensor
+    modulation: Modulation
+    rope: Tensor
+    text: Sequence[TextKV]
+    entered: Tensor | None = None
+    """The first block's input `[B, F, S, C]`."""
+    left: Tensor | None = None
+    """The last block's output."""
+    flow: Tensor | None = None
+
+
+class _Watch:
+    """Keeps every call of one chunk. It holds references until `stop`: two tensors of `[B, T, C]`
+    a call."""
+
+    def __init__(self, model: nn.Module, first: nn.Module, last: nn.Module) -> None:
+        self.calls: list[_Call] = []
+        self._handles: list[RemovableHandle] = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            first.register_forward_pre_hook(self._entered),
+            last.register_forward_hook(self._left),
+            model.register_forward_hook(self._after),
+        ]
+
+    def stop(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, model: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        kept = {name: named[name] for name in ("modulation", "rope", "text")}
+        self.calls.append(_Call(x=args[0], **kept))
+
+    def _entered(self, block: nn.Module, args: tuple[Any, ...]) -> None:
+        self.calls[-1].entered = args[0]
+
+    def _left(self, block: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        self.calls[-1].left = out
+
+    def _after(self, model: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        self.calls[-1].flow = out
+
+
+class EdgeCheck:
+    """One generator rank's: `begin` before a chunk, `end` after it.
+
+    Build it when the weights are loaded and verified: it keeps those of patch embedding and head.
+    """
+
+    def __init__(
+        self, generator: ChunkGenerator, *, rank: int, checks: Checks, every: int = 1
+    ) -> None:
+        """`every` is the number of chunks to one whose calls are watched."""
+        model = generator.model
+        self._generator, self._rank, self._checks, self._every = generator, rank, checks, every
+        self._rounding = Rounding.of(model.dtype)
+        self._feedback, self._schedule = generator.feedback, generator.schedule
+        patch, head = model.patch_embedding, model.proj_out
+        assert patch.bias is not None
+        self._patch = Projection(patch.weight, patch.bias, self._rounding)
+        self._head = Projection(head_rows(head.weight), head_rows(head.bias), self._rounding)
+        self._watch: _Watch | None = None
+        self._calls: list[_Call] = []
+
+    def begin(
+        self, envelope: PPEnvelope, tensors: Mapping[str, Tensor], plans: Sequence[CallPlan]
+    ) -> None:
+        """Watch the calls of the chunk, of which `plans` has one each."""
+        self.abandon()
+        self._envelope, self._tensors, self._plans = envelope, tensors, plans
+        if envelope.do_kv_recompute or not envelope.chunk_index % self._every:
+            blocks = self._generator.model.blocks
+            self._watch = _Watch(self._generator.model, blocks[0], blocks[-1])
+
+    def abandon(self) -> None:
+        """Watch nothing any more, as after a chunk that failed."""
+        if self._watch is not None:
+            self._watch.stop()
+        self._watch = None
+
+    def end(self, latents: Tensor) -> None:
+        """Hold the chunk's noise, and what was watched, against what they must be.
+
+        `latents` are the chunk's, on the CPU.
+
+        Raises:
+            IntegrityError: naming chunk, rank, call and stage.
+        """
+        chunk, is_strict = self._envelope.chunk_index, self._every == 1
+        num_steps = len(self._envelope.denoising_step_list)
+        with suspect_from(chunk if is_strict else chunk + 1 - _NOISE_EVERY * num_steps):
+            self._check_noise(latents)
+        if self._watch is not None:
+            self._calls = self._watch.calls
+            self.abandon()
+            num_calls = len(self._plans)
+            with suspect_from(chunk if is_strict else chunk + 1 - self._every * num_calls):
+                self._check_calls(latents)
+            self._calls = []
+
+    def _check_calls(self, latents: Tensor) -> None:
+        chunk, timesteps = self._envelope.chunk_index, timesteps_of(self._envelope)
+        if len(self._calls) != len(timesteps):
+            raise IntegrityError(
+                f"{self._where}: the model ran {len(self._calls)} of {len(timesteps)} calls"
+            )
+        first = int(self._envelope.do_kv_recompute)
+        steps = range(first, first + len(self._envelope.denoising_step_list))
+        self._check_given(timesteps, steps, latents)
+        if chunk % self._every:
+            return
+        indices = self._in_turn(len(timesteps), chunk // self._every)
+        self._check_rotations(indices)
+        self._check_patches([index for index in indices if index < first])  # of other frames
+        self._check_patches([index for index in indices if index >= first])
+        self._check_head([index for index in indices if index in steps])
+        for index in indices:
+            if index in steps:
+                self._check_step(index, index - first, latents)
+
+    @property
+    def _where(self) -> str:
+        return f"chunk {self._envelope.chunk_index}, rank {self._rank}"
+
+    @property
+    def _hold(self) -> Hold:
+        return Hold(self._checks.edges, self._where)
+
+    def _in_turn(self, num: int, turn: int) -> Sequence[int]:
+        """Which of `num` are looked at: all in `strict`, else one."""
+        return range(num) if self._every == 1 else [turn % num]
+
+    def _check_noise(self, latents: Tensor) -> None:
+        """The chunk's start and its re-noise are what this rank draws by itself."""
+        envelope, hold = self._envelope, Hold(self._checks.noise, self._where)
+        turn, is_idle = divmod(envelope.chunk_index, 1 if self._every == 1 else _NOISE_EVERY)
+        if is_idle:
+            return
+        num, drawn = len(envelope.denoising_step_list), self._generator.noise_drawn
+        hold.count("re-noise drawn", got=len(drawn), want=num - 1)
+        for step in self._in_turn(num, turn):
+            got = drawn[step - 1] if step else self._tensors[LATENTS_IN]
+            own = noise_of(envelope, step, tuple(latents.shape)).to(got.dtype)
+            hold.same(-1, f"noise before step {step}" if step else LATENTS_IN, got, own)
+
+    def _check_given(self, timesteps: Sequence[float], steps: range, latents: Tensor) -> None:
+        """Every call has the modulation of its timestep and the text in effect; calls that are no
+        step, and the first one, have the input that the envelope says."""
+        inputs = {steps.start: self._tensors[LATENTS_IN]}
+        if steps.start:
+            inputs[0] = self._tensors[CONTEXT_FRAMES_OVERRIDE]
+        if steps.stop < len(self._calls):
+            inputs[steps.stop] = self._feedback(self._envelope.chunk_index, latents)
+        modulations, text = self._generator.modulations, self._generator.text
+        for index, (call, timestep) in enumerate(zip(self._calls, timesteps, strict=True)):
+            if index in inputs:
+                self._hold.same(index, "input", call.x, inputs[index].to(call.x.device))
+            made = modulations.get(timestep, call.modulation)  # `MadeState` counts them
+            if call.modulation is not made:
+                name = f"modulation of timestep {timestep:g}"
+                self._hold.same(index, f"{name}, layers", call.modulation.layers, made.layers)
+                self._hold.same(index, f"{name}, head", call.modulation.head, made.head)
+            if call.text is not text:
+                self._check_text(index, call.text, text)
+
+    def _check_text(self, index: int, got: Sequence[TextKV], want: Sequence[TextKV]) -> None:
+        self._hold.count("layers of text K/V", got=len(got), want=len(want))
+        for layer, (mine, theirs) in enumerate(zip(got, want, strict=False)):
+            self._hold.same(index, f"text keys of layer {layer}", mine.k, theirs.k)
+            self._hold.same(index, f"text values of layer {layer}", mine.v, theirs.v)
+
+    def _check_rotations(self, indices: Sequence[int]) -> None:
+        """Calls that share a table are looked at once."""
+        head_dim = self._generator.cache.spec.head_dim
+        first = {id(self._calls[index].rope): index for index in reversed(indices)}
+        for index in first.values():
+            got = torch.view_as_real(self._calls[index].rope[:, 0])
+            roundoff = torch.finfo(got.dtype).eps / 2
+            want = rotation_table(self._plans[index], head_dim, roundoff)
+            value, error = (each.to(got.device) for each in want)
+            self._hold.close([index], "rotations", got[None], value[None], error)
+
+    def _check_patches(self, indices: Sequence[int]) -> None:
+        if not indices:
+            return
+        x = self._stacked(indices, lambda call: call.x).to(self._generator.model.dtype)
+        want = self._patch.of(patches_of(x).double())
+        got = self._stacked(indices, lambda call: call.entered)
+        self._hold.close(indices, "patch embedding", got, *want)
+
+    def _check_head(self, indices: Sequence[int]) -> None:
+        """Of steps: what the other calls' heads give is not used."""
+        if not indices:
+            return
+        left = self._stacked(indices, lambda call: call.left).double()
+        heads = self._stacked(indices, lambda call: call.modulation.head).double()
+        shift, scale = heads.flatten(2).unbind(1)  # a chunk's frames are alike
+        eps = self._generator.model.config.eps
+        want = self._head.of_normed(left.flatten(1, -2), scale, shift, eps=eps)
+        got = patches_of(self._stacked(indices, lambda call: call.flow))
+        self._hold.close(indices, "head", got.flatten(1, -2), *want)
+
+    def _check_step(self, index: int, step: int, latents: Tensor) -> None:
+        """An Euler step and its noise make the next step's input, or the chunk."""
+        call, drawn = self._calls[index], self._generator.noise_drawn
+        noise, following, got = torch.zeros(()), 0.0, latents
+        if step < len(drawn):
+            noise, following, got = drawn[step], self._sigma(step + 1), self._calls[index + 1].x
+        assert call.flow is not None
+        want = next_input(
+            call.x,
+            call.flow,
+            noise.to(call.x.device, call.x.dtype),
+            sigma=self._sigma(step),
+            following=following,
+            rounding=Rounding.of(call.x.dtype),
+        )
+        self._hold.close([index], "step", got.to(call.x.device)[None], *want)
+
+    def _sigma(self, step: int) -> float:
+        return sigma_of(
+            self._envelope.denoising_step_list[step],
+            shift=self._schedule.shift,
+            num_steps=self._schedule.num_train_timesteps,
+        )
+
+    def _stacked(self, indices: Sequence[int], part: Callable[[_Call], Tensor | None]) -> Tensor:
+        kept = [part(self._calls[index]) for index in indices]
+        return torch.stack([each for each in kept if each is not None])
