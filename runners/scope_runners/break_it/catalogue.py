@@ -9,6 +9,7 @@ from scope_runners.break_it.cases import (
     consumers,
     data,
     derived,
+    edges,
     envelopes,
     link,
     one_rank_computes,
@@ -38,6 +39,7 @@ CASES: tuple[Case, ...] = tuple(
             *link.CASES,
             *origin.CASES,
             *arithmetic.CASES,
+            *edges.CASES,
         ),
         key=lambda case: case.number,
     )

@@ -46,6 +46,12 @@ class Detector(StrEnum):
     """Rows of that layer lie in the cache as they were given to it."""
     REDUCED_SUMS = "reduced_sums"
     """All-reduces give the sum of what all ranks gave."""
+    EDGES = "edges"
+    """What enters and leaves the blocks is what was planned, and becomes the latents."""
+    NOISE = "noise"
+    """A rank's noise is that of seed, epoch, chunk and step."""
+    MADE_STATE = "made_state"
+    """Text K/V and modulations are right when they are made."""
     CANARY = "canary"
     """A fixed chunk gives the same bits every N chunks, on all ranks."""
     DERIVED = "derived"
@@ -117,6 +123,9 @@ _REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
         Detector.LINEAR_SUMS: {"linear_sums": _nothing},
         Detector.CACHED_ROWS: {"cached_rows": _nothing},
         Detector.REDUCED_SUMS: {"reduced_sums": _nothing},
+        Detector.EDGES: {"edges": _nothing},
+        Detector.NOISE: {"noise": _nothing},
+        Detector.MADE_STATE: {"made": _nothing},
         Detector.CANARY: {"canary": _nothing},
         Detector.DERIVED: {"derived": _nothing},
         Detector.ROWS: {"rows": _nothing},

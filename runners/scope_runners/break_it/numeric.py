@@ -20,6 +20,7 @@ from scope_runners.break_it.scenario import (
     A_STREAM,
     FAULT_CHUNK,
     IN_ORDER,
+    PEER_LOST,
     TP2,
     Case,
     Expected,
@@ -33,7 +34,7 @@ from scope_runners.break_it.scenario import (
 WITHIN = 4
 """Chunks within which everything is verified once: `SCOPE_VERIFY_WITHIN` of these runs."""
 LEVELS = (IntegrityLevel.DEFAULT, IntegrityLevel.STRICT)
-ARITHMETIC = (Detector.ORACLE, Detector.LINEAR_SUMS)
+ARITHMETIC = (Detector.ORACLE, Detector.LINEAR_SUMS, Detector.EDGES)
 """What computes again, and so finds most of what others find, where it has its turn."""
 Refusal = Callable[[Topology, IntegrityLevel], Expected]
 
@@ -49,6 +50,19 @@ def refused_by_group(error: str, topology: Topology, level: IntegrityLevel) -> E
     expected = refused_by_generators(topology, error)
     told = [end if error in end else frozenset({"IntegrityError"}) for end in expected.ends]
     return replace(expected, ends=tuple(told))
+
+
+def refused_by_each(topology: Topology, level: IntegrityLevel) -> Expected:
+    """By every generator rank for itself, or it has just lost one that did."""
+    return refused_by(
+        topology.leader, topology, "IntegrityError", others=PEER_LOST | {"IntegrityError"}
+    )
+
+
+def refused_there_in_strict(topology: Topology, level: IntegrityLevel) -> Expected:
+    """By the rank where it happened; by default when results are compared, if no turn came."""
+    refusal = refused_there if level is IntegrityLevel.STRICT else refused_by_group
+    return refusal("IntegrityError", topology, level)
 
 
 def refused_by_rank0(error: str, topology: Topology, level: IntegrityLevel) -> Expected:

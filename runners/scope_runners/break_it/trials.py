@@ -39,9 +39,15 @@ TRIALS = (
     Trial(disarmed=(Detector.FINGERPRINT, Detector.LINEAR_SUMS), case="weights/mid-stream"),
     Trial(disarmed=(Detector.DERIVED,), case="text-noise/strict"),
     Trial(disarmed=(Detector.ROWS,), case="rows-zeros/strict"),
-    Trial(disarmed=(Detector.REPLICATED,), case="noise-one-rank/default"),
+    Trial(disarmed=(Detector.REPLICATED, Detector.NOISE), case="noise-one-rank/default"),
     Trial(
-        disarmed=(Detector.NUMERICS, Detector.REPLICATED, Detector.ORACLE, Detector.LINEAR_SUMS),
+        disarmed=(
+            Detector.NUMERICS,
+            Detector.REPLICATED,
+            Detector.ORACLE,
+            Detector.LINEAR_SUMS,
+            Detector.EDGES,
+        ),
         case="precision-one/default",
     ),
     Trial(disarmed=(Detector.VALUES,), case="latents-repeated/default"),
@@ -49,6 +55,9 @@ TRIALS = (
     Trial(disarmed=(Detector.CACHED_ROWS,), case="early-write/strict"),
     Trial(disarmed=(Detector.REDUCED_SUMS,), case="sums-all-ranks/default"),
     Trial(disarmed=(Detector.CANARY,), case="last-block/default"),
+    Trial(disarmed=(Detector.EDGES,), case="head/default"),
+    Trial(disarmed=(Detector.NOISE,), case="noise-all-ranks/default"),
+    Trial(disarmed=(Detector.MADE_STATE,), case="modulation-made/default"),
     Trial(disarmed=(Detector.HEARTBEAT,), case="stop/follower"),
     Trial(disarmed=(Detector.SLOW_RANK,), case="slow-rank"),
 )

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from scope_runners.break_it.actions import computing, latents, runtime, state
+from scope_runners.break_it.actions import computing, edges, latents, runtime, state
 
 ACTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {**runtime.ACTIONS, **state.ACTIONS, **computing.ACTIONS, **latents.ACTIONS}
+    {**runtime.ACTIONS, **state.ACTIONS, **computing.ACTIONS, **edges.ACTIONS, **latents.ACTIONS}
 )
 """Actions by name: from the value that passes its point to the one used in its place."""
 

@@ -67,6 +67,7 @@ CASES = (
         number=42,
         name="rotations",
         description="rotation tables are those of the frame before",
+        layer=(Detector.ORACLE, Detector.EDGES),
         action="turn_rotations",
     ).cases(),
     *_COMPUTED(

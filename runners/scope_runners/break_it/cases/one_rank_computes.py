@@ -2,26 +2,17 @@
 
 from functools import partial
 
-from scope_contracts.integrity import IntegrityLevel
-from scope_rt.topology import Topology
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.numeric import (
     ARITHMETIC,
     NumericFault,
     all_generators,
     one_of_several,
+    refused_by_each,
     refused_by_group,
     refused_there,
+    refused_there_in_strict,
 )
-from scope_runners.break_it.scenario import PEER_LOST, Expected, refused_by
-
-
-def _refused_by_each(topology: Topology, level: IntegrityLevel) -> Expected:
-    """Each finds its own, or has just lost one that did."""
-    return refused_by(
-        topology.leader, topology, "IntegrityError", others=PEER_LOST | {"IntegrityError"}
-    )
-
 
 _OTHERWISE = partial(
     NumericFault,
@@ -40,6 +31,8 @@ CASES = (
         number=31,
         name="noise-one-rank",
         description="one rank draws other noise before its second step",
+        layer=(Detector.REPLICATED, Detector.NOISE),
+        refusal=refused_there_in_strict,
         action="draw_other_noise",
     ).cases(),
     *_OTHERWISE(
@@ -54,6 +47,8 @@ CASES = (
         number=33,
         name="output-one-rank",
         description="the last linear layer of one rank is off by a thousandth",
+        layer=(Detector.REPLICATED, Detector.EDGES),
+        refusal=refused_there_in_strict,
         action="turn_output",
     ).cases(),
     *_PRECISION(
@@ -66,7 +61,7 @@ CASES = (
         name="precision-all",
         description="all ranks begin to multiply matrices in bfloat16",
         layer=(Detector.NUMERICS, *ARITHMETIC),
-        refusal=_refused_by_each,
+        refusal=refused_by_each,
         on=all_generators,
     ).cases(),
 )
