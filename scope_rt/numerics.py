@@ -79,6 +79,13 @@ def cuda_settings() -> tuple[str, ...]:
     return (*_libraries(), *_read(_WITH_CUDA), *variables)
 
 
+def processor(device: torch.device) -> str:
+    """What decides which bits `device` computes: the name of a GPU, what a CPU can do."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.backends.cpu.get_cpu_capability()
+
+
 @cache
 def _has_cuda() -> bool:
     return torch.cuda.is_available()

@@ -5,9 +5,11 @@ import time
 import torch
 
 from scope_contracts.errors import UserInputError
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.log_records import NOT_RESUMED, Opened
 from scope_contracts.parity import ParityKeys
 from scope_rt.faults import BROKEN_ON_PURPOSE
+from scope_rt.numerics import processor
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.topology import plan_named
 from scope_rt.version import __version__
@@ -36,7 +38,14 @@ def parity_keys(setup: StreamSetup) -> ParityKeys:
         package_version=__version__,
         model_fingerprint=setup.model_fingerprint,
         world_layout=f"{plan} tp={setup.topology.tp_degree} {setup.height}x{setup.width}",
+        processor=processor(setup.device) if _is_compared(setup) else "",
     )
+
+
+def _is_compared(setup: StreamSetup) -> bool:
+    """Whether what this rank computes is compared with what others do."""
+    generates = setup.environment.rank in setup.topology.generator_ranks
+    return generates and setup.config.integrity.level is not IntegrityLevel.OFF
 
 
 def check_environment(setup: StreamSetup) -> None:

@@ -17,7 +17,8 @@ from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import CanonicalMessage, encode
 
 HASH_BYTES = 16
-_ENVIRONMENT = "environment"
+_ENVIRONMENT, _FIX = "environment", "fix"
+_SAME = "give both the same value"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,8 @@ class ParityKeys(CanonicalMessage):
     """Everything that must be the same on every rank.
 
     A field's metadata names the environment variable that sets it, if there is one.
-    `kv_bias_backend` is the backend in effect, never "auto".
+    `kv_bias_backend` is the backend in effect, never "auto". Ranks that leave `processor` empty are
+    not compared by it.
     """
 
     plan_id: PlanId = field(metadata={_ENVIRONMENT: "SCOPE_TP_PLAN"})
@@ -50,6 +52,15 @@ class ParityKeys(CanonicalMessage):
     package_version: str
     model_fingerprint: str
     world_layout: str
+    processor: str = field(
+        default="",
+        metadata={
+            _FIX: "unlike processors compute unlike bits, and what ranks compute is compared: give "
+            "both the same kind (ATEN_CPU_CAPABILITY lowers a CPU's), or start all ranks with "
+            "--integrity off"
+        },
+    )
+    """Of a rank whose results are compared with others'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +129,7 @@ def compare(keys_by_rank: Sequence[ParityKeys]) -> None:
 
     Raises `ParityError` naming the first key that differs, both values and both ranks.
     """
-    _compare(keys_by_rank, range(len(keys_by_rank)), where="", fix="; give both the same value")
+    _compare(keys_by_rank, range(len(keys_by_rank)), where="", fix=_SAME)
 
 
 def compare_digests(digests: Sequence[ScalarDigest], ranks: Sequence[int]) -> None:
@@ -126,7 +137,7 @@ def compare_digests(digests: Sequence[ScalarDigest], ranks: Sequence[int]) -> No
 
     Raises `ParityError` naming the first scalar that differs, both values and both ranks.
     """
-    _compare(digests, ranks, where=f"chunk {digests[0].chunk_index}: ", fix="")
+    _compare(digests, ranks, where=f"chunk {digests[0].chunk_index}: ")
 
 
 def compare_numerics(settings: Sequence[Sequence[str]], ranks: Sequence[int]) -> None:
@@ -148,17 +159,20 @@ def _compare(
     ranks: Sequence[int],
     *,
     where: str,
-    fix: str,
+    fix: str = "",
 ) -> None:
-    first = values[0]
-    for rank, value in zip(ranks, values, strict=True):
-        for key in fields(first):
-            want, got = getattr(first, key.name), getattr(value, key.name)
+    for key in fields(values[0]):
+        told = [(rank, getattr(value, key.name)) for rank, value in zip(ranks, values, strict=True)]
+        if _FIX in key.metadata:
+            told = [(rank, value) for rank, value in told if value]
+        for rank, got in told:
+            first, want = told[0]
             if got != want:
                 name = _shown_name(key.name, key.metadata.get(_ENVIRONMENT))
+                what_to_do = key.metadata.get(_FIX, fix)
                 raise ParityError(
-                    f"{where}{name}: rank {ranks[0]} has {_shown(want)}, "
-                    f"rank {rank} has {_shown(got)}{fix}"
+                    f"{where}{name}: rank {first} has {_shown(want)}, rank {rank} has "
+                    f"{_shown(got)}{what_to_do and '; '}{what_to_do}"
                 )
 
 

@@ -1,8 +1,11 @@
 """Ranks that disagree, or lose each other, raise a named error everywhere, within a bound."""
 
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +21,7 @@ from scope_rt.instruments import Instruments
 from scope_rt.mesh.worker import Worker
 from scope_rt.models.loading import WEIGHTS_NAME
 from scope_rt.session import StreamSession
-from tests.multiprocess.ranks import Ranks
+from tests.multiprocess.ranks import DEFAULTS, ROOT, Ranks, kept_port
 
 
 def made(folder: Path, **settings: Any) -> StreamConfig:
@@ -44,6 +47,55 @@ def test_another_attention_backend_on_one_rank_stops_all_ranks(ranks: Ranks, fol
     for _, error in answers:
         assert error is not None
         assert error.startswith("ParityError: kv_bias_backend (SCOPE_KV_BIAS_BACKEND): rank 0 has")
+
+
+STREAM = """
+import sys, torch
+from pathlib import Path
+from tests.multiprocess.test_refusals import stream_two_chunks
+
+torch.set_num_threads(1)
+print(stream_two_chunks(Path(sys.argv[1]), plan=sys.argv[2], tp=2))
+"""
+
+
+def stream_on_unlike_cpus(folder: Path, plan: str, integrity: str) -> list[str]:
+    """What each of two generator ranks says last, one of which has the least CPU there is."""
+    num_ranks = 2 if plan == "tp_v1_1" else 3
+    with kept_port() as port:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", STREAM, str(folder), plan],
+                env=os.environ
+                | DEFAULTS
+                | {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(num_ranks),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "SCOPE_INTEGRITY": integrity,
+                }
+                | ({"ATEN_CPU_CAPABILITY": "default"} if rank == 1 else {}),
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            for rank in range(num_ranks)
+        ]
+        said = [process.communicate(timeout=100)[0] for process in processes]
+    return [each.strip().splitlines()[-1] for each in said]
+
+
+@pytest.mark.parametrize("plan", ["tp_v1_1", "pp0"])
+def test_unlike_cpus_are_refused_at_the_start_and_told_what_to_do(folder: Path, plan: str) -> None:
+    for said in stream_on_unlike_cpus(folder, plan, "default"):
+        assert re.search(r"ParityError: processor: rank \d has '\w+', rank \d has '\w+'; ", said)
+        assert "--integrity off" in said
+
+
+def test_unlike_cpus_stream_where_nothing_is_compared(folder: Path) -> None:
+    assert stream_on_unlike_cpus(folder, "tp_v1_1", "off") == ["2", "0"]
 
 
 def test_another_picture_size_on_one_rank_stops_all_ranks(ranks: Ranks, folder: Path) -> None:

@@ -137,6 +137,7 @@ KEYS = ParityKeys(
     package_version="0.1.0",
     model_fingerprint="ab12",
     world_layout="rank0+tp2",
+    processor="AVX2",
 )
 DIGEST = ScalarDigest.of(_REBUILT, CacheIndices(global_end_index=16, local_end_index=16))
 
