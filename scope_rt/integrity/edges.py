@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, LATENTS_IN, PPEnvelope
 from scope_contracts.errors import IntegrityError
-from scope_contracts.retraction import suspect_from
+from scope_contracts.integrity import suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.audit_plan import CallPlan
 from scope_rt.integrity.deviations import Hold

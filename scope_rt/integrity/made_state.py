@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from scope_contracts.arithmetic import LAMBDA, ReducedSum
 from scope_contracts.envelope import CONDITIONING_EMBEDS, PPEnvelope
-from scope_contracts.retraction import suspect_from
+from scope_contracts.integrity import suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.deviations import Hold
 from scope_rt.integrity.edge_reference import timesteps_of
