@@ -12,6 +12,7 @@ from scope_rt.models.file_contents import MANIFEST_NAME
 from scope_rt.models.folder_contents import kept_sha256s
 from scope_rt.models.loading import EMBEDDED, embedded_folder
 from scope_rt.models.manifest import Difference, Manifest, refusal
+from scope_rt.models.recipe import Recipe
 from scope_runners.wording import counted, printable
 
 _FIRST_USE = "what this machine read at first use"
@@ -41,6 +42,8 @@ def run_model(namespace: argparse.Namespace) -> int:
     folder = embedded_folder() if namespace.folder == EMBEDDED else Path(namespace.folder)
     if not folder.is_dir():
         raise UserInputError(f"model folder {str(folder)!r} does not exist; give a folder")
+    if namespace.write:
+        Recipe.from_folder(folder)  # nobody vouches for what is no model folder yet
     found = Manifest.of(folder)
     if namespace.write:
         print(f"written: {found.write(folder)}", file=sys.stderr)
@@ -50,8 +53,8 @@ def run_model(namespace: argparse.Namespace) -> int:
         known, source = Manifest.of_sha256s(_first_read(folder)), _FIRST_USE
     if not known.files:
         raise UserInputError(
-            f"model folder {folder}: nothing is known to compare it with; vouch for what it holds "
-            f"now with scope-rt model verify {folder} --write"
+            f"model folder {folder}: nothing is known to compare it with; once it is as you want "
+            f"it, vouch for what it holds with scope-rt model verify {folder} --write"
         )
     differences = sorted(known.differences(found), key=lambda each: (each.file, each.tensor or ""))
     show = _json if namespace.json else _table

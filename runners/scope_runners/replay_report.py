@@ -99,9 +99,11 @@ def table(report: ReplayReport) -> str:
     lines = [
         f"recorded   {report.recorded_as} ({report.recorded_with})",
         f"replayed   {report.replayed_as} ({report.replayed_with})",
-        f"compared   {counted(report.compared, 'chunk')}, whose latents must be {want}; not "
-        f"compared: {report.not_compared}, dropped, never finished, or recorded without latents",
+        f"compared   {counted(report.compared, 'chunk')}, whose latents must be {want}",
     ]
+    if report.not_compared:
+        left_out = counted(report.not_compared, "chunk")
+        lines.append(f"left out   {left_out}: dropped, never finished, or without latents")
     if report.passed:
         is_equal = report.largest_diff == 0
         words = "equal" if is_equal else f"largest difference {report.largest_diff:.2g}"

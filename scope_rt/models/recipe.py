@@ -105,8 +105,10 @@ class Recipe:
                 f"model folder {folder} has no {RECIPE_NAME}, which says how its model is sampled; "
                 "write it, by runbooks/guides/your-own-model.md (scope-rt runbook your-own-model)"
             ) from error
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
             raise UserInputError(f"cannot read {path}: {error}; point to a model folder") from error
+        except (ValueError, RecursionError) as error:
+            raise UserInputError(f"{path} is no JSON: {error}; correct the file") from error
         names = {field.name for field in fields(cls)}
         if not isinstance(raw, dict):
             raise UserInputError(

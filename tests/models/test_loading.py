@@ -82,6 +82,7 @@ def leave_pointer_of_lfs(folder: Path) -> None:
         (truncate("text_encoder/model.safetensors"), "cannot load a text encoder"),
         (lambda folder: (folder / "transformer" / WEIGHTS).unlink(), "no .safetensors file"),
         (lambda folder: (folder / "vae" / "config.json").unlink(), "cannot read"),
+        (truncate("recipe.json"), "recipe.json is no JSON: .*; correct the file"),
         (lambda folder: (folder / "recipe.json").unlink(), "has no recipe.json, .* write it, by"),
         (drop("vae/config.json", "_class_name"), "has no _class_name; add one .* TinyVideoCodec"),
         (leave_pointer_of_lfs, "is a pointer of Git LFS, not the weights; .* `git lfs pull`"),

@@ -232,6 +232,16 @@ def test_the_command_says_what_is_whole_and_names_what_is_not(
     assert said(capsys, "tiny")[0] == 0
 
 
+def test_nobody_vouches_for_what_is_no_model_folder_yet(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "recipe.json").unlink()
+    code, _, err = said(capsys, folder, "--write")
+    assert code == 2
+    assert "has no recipe.json" in err
+    assert not (folder / MANIFEST_NAME).exists()
+
+
 def test_the_command_compares_with_what_was_read_at_first_use(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
