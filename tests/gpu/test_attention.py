@@ -7,9 +7,10 @@ from torch.profiler import ProfilerActivity, profile
 from scope_rt.attention.backend import backend_named
 from scope_rt.attention.reference import DenseReference
 from tests.attention.matrix import BIASES, EVERY_BACKEND, FRAME_TOKENS, VIEWS, bias_of, qkv
+from tests.gpu.conftest import NEEDS_GPU
 from tests.rounding import attention_bound
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = NEEDS_GPU
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -5,18 +5,16 @@ from transformers.cache_utils import DynamicCache
 from scope_rt.lm.eviction import install_kv_eviction
 from tests.lm.eviction_models import KINDS, prompt, tiny_lm
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_gpu_evicts_what_a_cpu_evicts(kind: str) -> None:
+def test_a_gpu_evicts_what_a_cpu_evicts(kind: str, device: torch.device) -> None:
     tokens, kept = prompt(40), {}
-    for device in ("cpu", "cuda"):
-        model, cache = tiny_lm(kind).to(device), DynamicCache()
+    for place in (torch.device("cpu"), device):
+        model, cache = tiny_lm(kind).to(place), DynamicCache()
         install_kv_eviction(model, budget=6, n_sink=2, n_recent=4)
-        for ids in tokens.to(device).split([20, *[1] * 20], dim=-1):
+        for ids in tokens.to(place).split([20, *[1] * 20], dim=-1):
             model(ids, past_key_values=cache)
-        kept[device] = [layer.positions.tolist() for layer in cache.layers]
-        assert cache.layers[0].keys.device.type == device
-    assert kept["cuda"] == kept["cpu"]
+        kept[place.type] = [layer.positions.tolist() for layer in cache.layers]
+        assert cache.layers[0].keys.device.type == place.type
+    assert kept[device.type] == kept["cpu"]

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from scope_contracts.cache_spec import GIST_LEVELS
@@ -14,15 +13,14 @@ from scope_rt.lm.hierarchical.context import Collapse, Replace
 from scope_rt.lm.hierarchical.editing import EditableContext
 from scope_rt.lm.hierarchical.hierarchy import Hierarchy
 from scope_rt.lm.models.multilevel import MultilevelConfig, MultilevelModel
+from tests.gpu.conftest import NEEDS_GPU
 from tests.kv_cache.test_gists import BLOCK, SPEC
 from tests.rounding import gamma
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CONFIG = MultilevelConfig(vocab_size=64, dim=128, num_layers=2, num_heads=2, ffn_dim=128)
-CUDA = torch.device("cuda")
 
 
-def editable(model: MultilevelModel) -> EditableContext:
+def editable(model: MultilevelModel, device: torch.device) -> EditableContext:
     row_format = RowFormat.full(
         heads=CONFIG.num_heads, head_dim=CONFIG.head_dim, dtype=DType.FLOAT32
     )
@@ -31,15 +29,17 @@ def editable(model: MultilevelModel) -> EditableContext:
         Hierarchy(group=32, windows=(128, 32, None)),
         num_layers=CONFIG.num_layers,
         max_leaves=2048,
-        device=CUDA,
+        device=device,
     )
     return EditableContext(model, cache, chunk_leaves=128, bit_equal=True)
 
 
-def test_an_edited_context_on_a_gpu_has_the_bits_of_a_full_recompute() -> None:
+def test_an_edited_context_on_a_gpu_has_the_bits_of_a_full_recompute(
+    device: torch.device,
+) -> None:
     torch.manual_seed(0)
-    model = MultilevelModel(CONFIG).to(CUDA).eval()
-    edited, fresh = editable(model), editable(model)
+    model = MultilevelModel(CONFIG).to(device).eval()
+    edited, fresh = editable(model, device), editable(model, device)
     edited.append(torch.randint(CONFIG.vocab_size, (2048,)).tolist())
     edited.edit([Collapse(1600), Replace(1700, (1, 2, 3))])
     fresh.load(edited.context)
@@ -47,9 +47,11 @@ def test_an_edited_context_on_a_gpu_has_the_bits_of_a_full_recompute() -> None:
     assert torch.equal(edited.last_leaf, fresh.last_leaf)
 
 
+@NEEDS_GPU
 def test_a_chunk_is_timed_on_a_gpu_that_is_idle_before_and_after() -> None:
     torch.manual_seed(0)
-    made = editable(MultilevelModel(CONFIG).to(CUDA).eval())
+    gpu = torch.device("cuda")
+    made = editable(MultilevelModel(CONFIG).to(gpu).eval(), gpu)
     made.append(torch.randint(CONFIG.vocab_size, (2048,)).tolist())
     idle = []
 
@@ -62,15 +64,15 @@ def test_a_chunk_is_timed_on_a_gpu_that_is_idle_before_and_after() -> None:
     assert idle == [True] * len(idle)
 
 
-def test_a_stream_on_a_gpu_remembers_what_it_does_on_the_cpu() -> None:
+def test_a_stream_on_a_gpu_remembers_what_it_does_on_the_cpu(device: torch.device) -> None:
     spec = replace(SPEC, dtype=DType.FLOAT32)
     shape = (1, 3 * spec.frame_tokens, spec.num_heads, spec.head_dim)
     shown, largest = [], 0.0
-    for device in (CUDA, torch.device("cpu")):
-        cache = open_frame_cache(spec, device=device)
+    for place in (device, torch.device("cpu")):
+        cache = open_frame_cache(spec, device=place)
         for chunk in range(40):
             window = cache.window(start_frame=3 * chunk, num_frames=3)
-            k = torch.randn(shape, generator=torch.Generator().manual_seed(chunk)).to(device)
+            k = torch.randn(shape, generator=torch.Generator().manual_seed(chunk)).to(place)
             largest = max(largest, float(k.abs().max()))
             for layer in range(spec.num_layers):
                 k_all, _ = cache.update(layer, window, k, k)

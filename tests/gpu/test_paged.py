@@ -17,35 +17,35 @@ from scope_rt.lm.cache.layer_map import AttnLayerMap
 from scope_rt.lm.cache.page_support import FLASH_2, FLASH_3, PageSupport
 from scope_rt.lm.cache.paged import PagedCache
 from scope_rt.lm.cache.paged_store import PagedStore
+from tests.gpu.conftest import NEEDS_GPU
 from tests.rounding import attention_bound
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 FORMAT = RowFormat.full(heads=4, head_dim=64, dtype=DType.BFLOAT16)
 LAYERS = AttnLayerMap.all_of(2)
 SPANS = ([300, 7, 0], [1, 5, 2], [1, 1, 1])
 
 
-def paged(block_size: int, support: PageSupport) -> PagedCache:
+def paged(block_size: int, support: PageSupport, device: torch.device) -> PagedCache:
     store = PagedStore(
         FORMAT,
         layers=LAYERS,
         num_blocks=-(-400 // block_size) * 3,
         block_size=block_size,
-        device=torch.device("cuda"),
+        device=device,
         page_support=support,
         in_place_only=True,
     )
     return PagedCache(store, [store.start() for _ in range(3)])
 
 
-def fill(cache: KVCache) -> None:
-    generator = torch.Generator("cuda").manual_seed(0)
+def fill(cache: KVCache, device: torch.device) -> None:
+    generator = torch.Generator(device).manual_seed(0)
     for span in SPANS:
         cache.extend(span)
         for layer in (0, 1):
             k, v = (
                 torch.randn(
-                    3, max(span), 4, 64, generator=generator, device="cuda", dtype=torch.bfloat16
+                    3, max(span), 4, 64, generator=generator, device=device, dtype=torch.bfloat16
                 )
                 for _ in range(2)
             )
@@ -66,6 +66,7 @@ def decode(package: str, table: str, cache: PagedCache, q_BTHD: Tensor) -> Tenso
     return out[0] if isinstance(out, tuple) else out
 
 
+@NEEDS_GPU
 @pytest.mark.parametrize(
     ("package", "table", "support", "block_size"),
     [
@@ -79,9 +80,10 @@ def test_a_kernel_reads_blocks_in_place(
 ) -> None:
     if find_spec(package) is None:
         pytest.skip(f"needs the package {package}")
-    cache = paged(block_size, support)
-    fill(cache)
-    q = torch.randn(3, 1, 4, 64, device="cuda", dtype=torch.bfloat16)
+    gpu = torch.device("cuda")
+    cache = paged(block_size, support, gpu)
+    fill(cache, gpu)
+    q = torch.randn(3, 1, 4, 64, device=gpu, dtype=torch.bfloat16)
     got = decode(package, table, cache, q)
     assert cache.counters.gathers == 0
     (k, v), real = cache.view(1), cache.positions(1) >= 0
@@ -92,11 +94,9 @@ def test_a_kernel_reads_blocks_in_place(
         assert ((got[one] - want).abs() / attention_bound(q1, k1, v1)).max() <= 1
 
 
-def test_gathered_blocks_equal_contiguous_rows_on_the_device() -> None:
-    contiguous = ContiguousCache(
-        FORMAT, layers=LAYERS, batch=3, max_tokens=400, device=torch.device("cuda")
-    )
-    cache = paged(16, FLASH_3)
-    fill(contiguous)
-    fill(cache)
+def test_gathered_blocks_equal_contiguous_rows_on_the_device(device: torch.device) -> None:
+    contiguous = ContiguousCache(FORMAT, layers=LAYERS, batch=3, max_tokens=400, device=device)
+    cache = paged(16, FLASH_3, device)
+    fill(contiguous, device)
+    fill(cache, device)
     assert cache.digest() == contiguous.digest()

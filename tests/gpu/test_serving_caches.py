@@ -13,20 +13,20 @@ from scope_rt.lm.cache.backend_policy import DeviceTraits, Lane, choose_lane, wh
 from scope_rt.lm.cache.contiguous import ContiguousCache
 from scope_rt.lm.cache.layer_map import AttnLayerMap
 from scope_rt.lm.models.mla import MLA, MLAConfig, MLAForm
+from tests.gpu.conftest import NEEDS_GPU
 from tests.rounding import FP64_CONTRACT, attention_bound
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ROWS = RowFormat.full(heads=4, head_dim=64, dtype=DType.BFLOAT16)
 BATCH, MAX_TOKENS = 2, 32
 
 
-def cache(device: str, rows: RowFormat = ROWS) -> ContiguousCache:
+def cache(device: torch.device, rows: RowFormat = ROWS) -> ContiguousCache:
     return ContiguousCache(
         rows,
         layers=AttnLayerMap.all_of(1),
         batch=BATCH,
         max_tokens=MAX_TOKENS,
-        device=torch.device(device),
+        device=device,
     )
 
 
@@ -42,18 +42,19 @@ def prefill(made: ContiguousCache, counts: list[int]) -> None:
     made.advance()
 
 
-def test_a_cache_on_the_gpu_has_the_digest_of_one_on_the_cpu() -> None:
+def test_a_cache_on_the_gpu_has_the_digest_of_one_on_the_cpu(device: torch.device) -> None:
     digests = set()
-    for device in ("cpu", "cuda"):
-        made = cache(device)
+    for place in (torch.device("cpu"), device):
+        made = cache(place)
         prefill(made, [7, 12])
-        made.keep(0, torch.tensor([[0, 3, 6], [1, 2, 11]], device=device))
+        made.keep(0, torch.tensor([[0, 3, 6], [1, 2, 11]], device=place))
         prefill(made, [2, 3])
         digests.add(made.digest())
-        assert made.cache_seqlens(0).device.type == device
+        assert made.cache_seqlens(0).device.type == place.type
     assert len(digests) == 1
 
 
+@NEEDS_GPU
 @pytest.mark.parametrize("lane", [Lane.FLASH_2, Lane.FLASH_3])
 def test_flash_attn_decodes_ragged_sequences_in_place_and_does_not_count(lane: Lane) -> None:
     reason = why_not(lane, DeviceTraits.of(torch.device("cuda")), ROWS)
@@ -61,7 +62,7 @@ def test_flash_attn_decodes_ragged_sequences_in_place_and_does_not_count(lane: L
         pytest.skip(reason)
     assert lane.package is not None
     kernel = import_module(lane.package).flash_attn_with_kvcache
-    made, counts = cache("cuda"), [7, 12]
+    made, counts = cache(torch.device("cuda")), [7, 12]
     prefill(made, counts)
     q, k, v = (tokens(1, seed).cuda() for seed in (3, 4, 5))
     made.extend([1, 1])
@@ -78,6 +79,7 @@ def test_flash_attn_decodes_ragged_sequences_in_place_and_does_not_count(lane: L
         assert ((out[one] - want).abs() / attention_bound(q1, k1, v1)).max() <= 1
 
 
+@NEEDS_GPU
 def test_the_lane_of_this_device_is_found() -> None:
     traits = DeviceTraits.of(torch.device("cuda"))
     choice = choose_lane(traits, ROWS)
@@ -91,7 +93,7 @@ def test_the_lane_of_this_device_is_found() -> None:
     ids=["float64", "bfloat16"],
 )
 def test_absorbed_decode_equals_expand_then_attend_on_the_gpu(
-    dtype: torch.dtype, bar: float
+    dtype: torch.dtype, bar: float, device: torch.device
 ) -> None:
     config = MLAConfig(
         hidden_size=256,
@@ -103,15 +105,15 @@ def test_absorbed_decode_equals_expand_then_attend_on_the_gpu(
         v_head_dim=128,
     )
     torch.manual_seed(0)
-    layer = MLA(config).to("cuda", dtype).requires_grad_(False)
-    x = torch.randn(BATCH, 9, 256, device="cuda", dtype=dtype)
+    layer = MLA(config).to(device, dtype).requires_grad_(False)
+    x = torch.randn(BATCH, 9, 256, device=device, dtype=dtype)
     outputs = []
     for form, spans in ((MLAForm.EXPANDED, [9]), (MLAForm.ABSORBED, [5, 1, 1, 1, 1])):
         rows = config.row_format(DType.FLOAT64 if dtype is torch.float64 else DType.BFLOAT16)
-        made, parts = cache("cuda", rows), []
+        made, parts = cache(device, rows), []
         for part in x.split(spans, dim=1):
             start, count = made.lengths[0], part.shape[1]
-            where = torch.arange(start, start + count, device="cuda").expand(BATCH, -1)
+            where = torch.arange(start, start + count, device=device).expand(BATCH, -1)
             made.extend([count] * BATCH)
             parts.append(layer(part, positions_BT=where, cache=made, layer=0, form=form))
             made.advance()
