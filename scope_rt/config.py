@@ -96,9 +96,11 @@ class MeshConfig(_Part):
     heartbeat_timeout_s: float = _setting(10.0, variable="SCOPE_HEARTBEAT_TIMEOUT_S", bounds=_WAIT)
     """Within this a rank that gives no sign of life is named."""
     start_timeout_s: float = _setting(300.0, variable="SCOPE_START_TIMEOUT_S", bounds=_WAIT)
-    """How long ranks wait for each other to come, to load the model, and at the end."""
+    """How long ranks wait for each other to come, to load the model, and at the end; and how long a
+    chunk may be planned, generated or decoded."""
     group_timeout_s: float = _setting(60.0, variable="SCOPE_GROUP_TIMEOUT_S", bounds=_WAIT)
-    """Bound of every transfer, every collective, and of rank0's wait for a chunk."""
+    """Bound of every transfer, every collective, of rank0's wait for a chunk and, of several ranks,
+    of the wait for a GPU."""
     idle_timeout_s: float = _setting(3600.0, variable="SCOPE_IDLE_TIMEOUT_S", bounds=_WAIT)
     """How long a mesh rank waits for its next envelope before it gives up on rank0."""
     environment_plan: str | None = _setting(None, variable="SCOPE_TP_PLAN", by_variable_only=True)

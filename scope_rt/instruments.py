@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from scope_rt.checks import Checks
 from scope_rt.faults import Faults, NoFaults
 from scope_rt.trace import NullTrace, Trace
+from scope_rt.watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,8 @@ class Instruments:
     trace: Trace = field(default_factory=NullTrace)
     faults: Faults = field(default_factory=NoFaults)
     checks: Checks = field(default_factory=Checks)
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    """Of one rank: what it does where a chunk does not end is for whoever owns the process."""
 
     @property
     def broken_on_purpose(self) -> str:

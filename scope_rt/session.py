@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from scope_contracts.errors import IntegrityError, UserInputError
+from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Closed, Scheduled
 from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
@@ -117,7 +117,7 @@ class StreamSession:
         self._rank = Rank(
             setup, instruments=self._instruments, feedback=feedback, pipeline=pipeline
         )
-        with ExitStack() as on_error:
+        with ExitStack() as on_error, self._rank.reporting():
             on_error.callback(self._rank.leave)
             point = None
             if self.is_control_rank:
@@ -220,6 +220,8 @@ class StreamSession:
                 closed; nothing was started, and an earlier stream's files are as they were.
             SnapshotError: an earlier stream's snapshot cannot be removed; nothing was started.
             LinkError: while it is iterated: a rank was lost; its name and the chunk are in it.
+            ChunkTimeoutError: while it is iterated: a GPU did not finish a chunk in time. What
+                cannot be interrupted is logged, and not raised before it comes back.
             IntegrityError: while it is iterated: something was computed wrong; `retraction` names
                 the chunks that were yielded since the last good check.
         """
@@ -266,7 +268,7 @@ class StreamSession:
         if self._spans is None:
             self._spans = self._instruments.trace.spans
             try:
-                if self._loop is not None and self._loop.is_midway:
+                if self._loop is not None and self._loop.midway_chunk is not None:
                     self._loop.inbox.close("the stream failed")
                 else:
                     self._spans = self._end_together()
@@ -295,8 +297,9 @@ class StreamSession:
             chunk = -1 if self._loop is None else self._loop.last_planned_chunk
             self.log.append(failed_record(chunk, error))
             self._has_failed = True
-            if isinstance(error, IntegrityError) and self.is_control_rank:
-                self._rank.report(error)
+            if self._loop is not None and self._loop.midway_chunk is not None:
+                # Else the stream is ended in order, of which nobody must be told.
+                self._rank.report(error, chunk=self._loop.midway_chunk)
         if error is None or self.is_control_rank:
             self.close()
         else:

@@ -157,6 +157,12 @@ class SlowRankError(LinkError):
     runbook: ClassVar[str | None] = "rank-loss"
 
 
+class ChunkTimeoutError(ScopeError):
+    """A chunk was not computed or decoded within its bound. Look at its device."""
+
+    runbook: ClassVar[str | None] = "hang"
+
+
 class SnapshotError(ScopeError):
     """The stream could not be saved. Free space or mend the disk, then resume."""
 

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn, Protocol
 
 from scope_contracts.errors import (
     DamageError,
@@ -30,22 +31,11 @@ def guarded(
     Where there is a `log`, that has the sentence, with the error's name, and nothing is printed.
     """
     open_standard_streams()
-
-    def say(sentence: str, *, name: str = "") -> None:
-        if log is not None:
-            log.error("%s%s", f"{name}: " if name else "", sentence)
-        else:
-            with suppress(OSError):  # a full disk behind stderr changes no exit code
-                print(f"{speaker}: {sentence}", file=sys.stderr, flush=True)
-
+    say = _voice(speaker, log)
     try:
         return command()
     except ScopeError as error:
-        to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook and not log else ""
-        say(f"{error}{to_read_it}", name=type(error).__name__)
-        if isinstance(error, IntegrityError) and not isinstance(error, DamageError):
-            return INTEGRITY
-        return BAD_INPUT if isinstance(error, _UNUSABLE) else FAILED
+        return _said(error, say, is_logged=log is not None)
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -62,3 +52,38 @@ def guarded(
         sentence, code = shortage
         say(sentence, name=type(error).__name__)
         return code
+
+
+def end_stuck(
+    error: ScopeError, *, speaker: str = "scope-rt", log: logging.Logger | None = None
+) -> NoReturn:
+    """End this process, whose computing thread cannot be ended otherwise, as `guarded` would.
+
+    For a `Watchdog`. What is on disk stays as it is, for a process that resumes.
+    """
+    code = _said(error, _voice(speaker, log), is_logged=log is not None)
+    os._exit(code)
+
+
+class _Say(Protocol):
+    def __call__(self, sentence: str, *, name: str = "") -> None: ...
+
+
+def _voice(speaker: str, log: logging.Logger | None) -> _Say:
+    def say(sentence: str, *, name: str = "") -> None:
+        if log is not None:
+            log.error("%s%s", f"{name}: " if name else "", sentence)
+        else:
+            with suppress(OSError):  # a full disk behind stderr changes no exit code
+                print(f"{speaker}: {sentence}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _said(error: ScopeError, say: _Say, *, is_logged: bool) -> int:
+    """Say `error`; returns the exit code for it."""
+    to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook and not is_logged else ""
+    say(f"{error}{to_read_it}", name=type(error).__name__)
+    if isinstance(error, IntegrityError) and not isinstance(error, DamageError):
+        return INTEGRITY
+    return BAD_INPUT if isinstance(error, _UNUSABLE) else FAILED

@@ -6,11 +6,13 @@ Rank0, or a process alone, prints the sentence with which the command ends.
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.watchdog import Watchdog
 from scope_runners import logs
-from scope_runners.guarded import guarded
+from scope_runners.guarded import end_stuck, guarded
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,3 +30,9 @@ def guarded_rank(run: Callable[[], int]) -> int:
         return guarded(run, log=_LOG if rank else None)
 
     return guarded(run_as_rank)
+
+
+def rank_watchdog() -> Watchdog:
+    """Of a process that is this rank and nothing else: where it is stuck, it is ended by name."""
+    log = _LOG if LaunchEnvironment.from_environment().rank else None
+    return Watchdog(partial(end_stuck, log=log))

@@ -27,6 +27,7 @@ from scope_contracts.tensor_spec import DType
 from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
 from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.loading import ModelFolder
@@ -42,7 +43,7 @@ from scope_runners.exit_codes import FAILED
 from scope_runners.launcher import launch
 from scope_runners.parts import add_parts_argument, register_parts
 from scope_runners.progress import progress_bar
-from scope_runners.rank_process import guarded_rank
+from scope_runners.rank_process import guarded_rank, rank_watchdog
 from scope_runners.recording_argument import Recording, read_recording
 from scope_runners.replay_report import compare, table
 
@@ -227,7 +228,11 @@ def events(stream: StreamHistory) -> tuple[ScheduledEvent, ...]:
 def _run_again(job: ReplayJob, *, record: Path | None, show: bool) -> None:
     """One rank's part of the stream, from its beginning to the last chunk to compare."""
     with _feedback(job) as feedback:
-        session = StreamSession(_config(job, record), feedback=feedback)
+        session = StreamSession(
+            _config(job, record),
+            instruments=Instruments(watchdog=rank_watchdog()),
+            feedback=feedback,
+        )
         prompts = [event.prompt for event in job.events if event.chunk_index == 0 and event.prompt]
         with session:
             chunks = session.stream(

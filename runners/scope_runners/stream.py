@@ -39,7 +39,7 @@ from scope_runners.leftovers import (
     say_how_to_resume,
 )
 from scope_runners.rank_group import Attempt
-from scope_runners.rank_process import guarded_rank
+from scope_runners.rank_process import guarded_rank, rank_watchdog
 from scope_runners.request import StreamRequest, parse_stream_request
 from scope_runners.show import control
 from scope_runners.stop_request import leave_at_once, taking_stop_signals
@@ -106,6 +106,7 @@ def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int
         check_outputs(job)
     if not environment.launched:
         check_nothing_is_lost(job, resumes=request.resume)
+    instruments = replace(instruments, watchdog=rank_watchdog())
     if request.trace is not None:
         instruments = replace(instruments, trace=TraceRecorder(environment.rank))
     if environment.rank == 0:

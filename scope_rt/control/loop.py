@@ -82,9 +82,9 @@ class StreamLoop:
         )
 
     @property
-    def is_midway(self) -> bool:
-        """Whether an error left the mesh in the middle of a chunk, where nothing can end it."""
-        return self._pipeline.is_midway
+    def midway_chunk(self) -> int | None:
+        """The chunk in the middle of which an error left the mesh, where nothing can end it."""
+        return self._pipeline.midway_chunk
 
     @property
     def last_planned_chunk(self) -> int:
@@ -260,7 +260,8 @@ class StreamLoop:
         return chunk
 
     def _decode(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
-        with self._instruments.trace.span(f"decode {chunk_index}", track="decode"):
+        watched = self._instruments.watchdog.section(f"chunk {chunk_index}: decoding")
+        with self._instruments.trace.span(f"decode {chunk_index}", track="decode"), watched:
             frames = self._decoder.decode(latents_BFCHW.float())
         return self._instruments.faults.reach(FaultPoint.DECODED, chunk_index, frames)
 
@@ -271,12 +272,22 @@ class StreamLoop:
         missing = self._delivery.missing()
         first = len(self._tail.chunks) - len(missing)
         start_ns = time.perf_counter_ns()
-        for index, frames in enumerate(self._tail.replay(self._decoder, self._stages.context)):
+        decoded = self._tail.replay(self._decoder, self._stages.context)
+        for index, frames in enumerate(self._watched(decoded)):
             if index >= first:
                 decode_ms = (time.perf_counter_ns() - start_ns) / 1e6
                 yield missing[index - first].shown(frames, decode_ms=decode_ms)
             start_ns = time.perf_counter_ns()
         self._is_rebuilt = True
+
+    def _watched(self, decoded: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The same; whoever takes long with one is not what is watched."""
+        while True:
+            with self._instruments.watchdog.section("resuming: decoding"):
+                frames = next(decoded, None)
+            if frames is None:
+                return
+            yield frames
 
     def _save(self) -> None:
         """Save the stream between two chunks; never while one awaits its decode."""

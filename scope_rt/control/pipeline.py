@@ -129,8 +129,8 @@ class Pipeline:
         self.position = position
         """Where planning is: after the last chunk that was sent."""
         self.in_flight: deque[InFlight] = deque()
-        self.is_midway = False
-        """Whether an error left the mesh in the middle of a chunk, where nothing can end it."""
+        self.midway_chunk: int | None = None
+        """The chunk in the middle of which an error left the mesh, where nothing can end it."""
         self._stages, self._max_in_flight = stages, max_in_flight
         self._log, self._instruments = log, instruments
         self._lifecycle = Lifecycle.resumed(
@@ -182,7 +182,9 @@ class Pipeline:
         """
         start_ns, stages = time.perf_counter_ns(), self._stages
         faults, checks = self._instruments.faults, self._instruments.checks
-        with self._instruments.trace.span("plan", track="control"):
+        index = self.position.planner.next_chunk_index
+        watched = self._instruments.watchdog.section(f"chunk {index}: planning")
+        with self._instruments.trace.span("plan", track="control"), watched:
             envelope, following = self.position.next(directive)
             planned = self._packed(envelope, following)
             envelope, tensors = faults.reach(FaultPoint.PLANNED, envelope.chunk_index, planned)
@@ -205,7 +207,7 @@ class Pipeline:
             directive=directive,
             state_digest=state_hash(envelope, indices, conditioning=self._text_digest),
         )
-        with self._midway():
+        with self._midway(envelope.chunk_index):
             messages = faults.reach(FaultPoint.SENDING, envelope.chunk_index, [(envelope, tensors)])
             for message in messages:
                 stages.mesh.submit(*message)
@@ -311,7 +313,7 @@ class Pipeline:
     def _collect(self, sent: InFlight) -> tuple[PPResult, Tensor]:
         """The result of a chunk and its latents, checked to be the answer to its envelope."""
         checks, faults = self._instruments.checks, self._instruments.faults
-        with self._midway():
+        with self._midway(sent.envelope.chunk_index):
             answer = self._stages.mesh.collect()
             result, tensors = faults.reach(FaultPoint.COLLECTED, sent.envelope.chunk_index, answer)
             checks.answer(sent.envelope, result)
@@ -320,8 +322,8 @@ class Pipeline:
         return result, tensors[LATENTS_OUT]
 
     @contextmanager
-    def _midway(self) -> Iterator[None]:
+    def _midway(self, chunk: int) -> Iterator[None]:
         """The mesh is in the middle of a chunk; an error in here leaves it there."""
-        self.is_midway = True
+        self.midway_chunk = chunk
         yield
-        self.is_midway = False
+        self.midway_chunk = None

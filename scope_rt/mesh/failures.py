@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from scope_contracts.errors import IntegrityError, LinkError, LinkTimeoutError, PeerLostError
 from scope_contracts.wire import CanonicalMessage
-from scope_rt.mesh.heartbeat import GroupError, Heartbeat, closed_by
+from scope_rt.mesh.heartbeat import Heartbeat, closed_by
+from scope_rt.mesh.reported import GroupError
 from scope_rt.mesh.sockets import Address
+from scope_rt.watchdog import Watchdog
 
 _CLOSED = ("closed", "reset", "broken pipe", "connection refused", "not connected")
 
@@ -27,8 +29,9 @@ class RankAddresses(CanonicalMessage):
 class Liveness:
     """Turns what a backend says of a failure into the link error that names the lost rank."""
 
-    def __init__(self, heartbeat: Heartbeat) -> None:
-        self._heartbeat = heartbeat
+    def __init__(self, heartbeat: Heartbeat, watchdog: Watchdog | None = None) -> None:
+        """`watchdog` looks after what ends neither by its own bound nor by an abort."""
+        self._heartbeat, self._watchdog = heartbeat, watchdog or Watchdog()
         self.rank_by_address: Mapping[Address, int] = {}
         """The ends of gloo's connections, once groups are built."""
 
@@ -39,7 +42,8 @@ class Liveness:
         `peer` is the other rank where it is one.
         """
         try:
-            yield
+            with self._watchdog.section(what, is_bounded=False, ends_with_group=True):
+                yield
         except RuntimeError as error:
             cause = self._cause(_link_error(str(error)), str(error), peer)
             if isinstance(cause, IntegrityError):  # which says where it was found

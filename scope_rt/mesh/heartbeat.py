@@ -3,36 +3,27 @@
 A thread of each rank writes its own count, over a store connection of its own, sealed: no other
 process can beat for a rank, nor report a failure. A rank whose count does not rise is lost, and so
 is a store that does not answer; both are named within the bound, so silence is noticed somewhat
-earlier. The rank that detects a failure writes it to the store before it acts: the first one
-written is what all ranks report. Then the thread aborts the process groups, which ends the main
-thread's waits. Time in which this process itself did not run does not count as silence of others,
-and no rank is named after a single look.
+earlier. The rank that detects a failure, or leaves because of its own, writes it to the store
+before it acts: the first one written is what all ranks report. Every thread looks for it with each
+beat, and aborts the process groups then, which ends the main thread's waits. Time in which this
+process itself did not run does not count as silence of others, and no rank is named after a single
+look.
 """
 
 import atexit
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # public by its documentation
 
-from scope_contracts.errors import (
-    ContractError,
-    IntegrityError,
-    LinkError,
-    LinkTimeoutError,
-    PeerLostError,
-)
-from scope_contracts.plain import MAX_STRING_BYTES
-from scope_contracts.wire import CanonicalMessage
+from scope_contracts.errors import LinkError, LinkTimeoutError, PeerLostError
 from scope_rt.mesh.authentic import SealedStore
 from scope_rt.mesh.rendezvous import Meeting, named
+from scope_rt.mesh.reported import NO_CHUNK, Failure, GroupError, reported_error
 
 BEATS_PER_BOUND = 20
 _PATIENCE = 0.8
@@ -45,43 +36,6 @@ _COUNT_BYTES = 8
 _GONE = (1 << 8 * _COUNT_BYTES) - 1
 """The last count, of a rank that leaves in order."""
 _FAILURE = "failure"
-
-
-class FailureKind(StrEnum):
-    """How a rank was lost, or what it found wrong."""
-
-    SILENT = "silent"
-    CLOSED = "closed"
-    INTEGRITY = "integrity"
-
-
-GroupError = LinkError | IntegrityError
-"""What may end a start of the group on all of its ranks."""
-_ERRORS: Mapping[FailureKind, type[GroupError]] = MappingProxyType(
-    {
-        FailureKind.SILENT: LinkTimeoutError,
-        FailureKind.CLOSED: PeerLostError,
-        FailureKind.INTEGRITY: IntegrityError,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure(CanonicalMessage):
-    """What ended this start of the group, as the rank that detected it writes it to the store."""
-
-    kind: FailureKind
-    text: str
-    suspect_from: int | None = None
-    """Of an `IntegrityError`."""
-
-    @classmethod
-    def of(cls, error: GroupError) -> Self:
-        kinds = (kind for kind, each in _ERRORS.items() if isinstance(error, each))
-        kind = next(kinds, FailureKind.SILENT)
-        text = str(error.args[0]).encode()[:MAX_STRING_BYTES].decode(errors="ignore")
-        suspect_from = error.suspect_from if isinstance(error, IntegrityError) else None
-        return cls(kind=kind, text=text, suspect_from=suspect_from)
 
 
 class _Connection:
@@ -126,10 +80,11 @@ class Heartbeat:
         *,
         bound_s: float,
         start_s: float,
-        abort: Callable[[], None],
+        abort: Callable[[GroupError], None],
         is_over: Callable[[], bool],
     ) -> None:
-        """A silent rank is named within `bound_s`; `abort` ends the main thread's waits for others.
+        """A silent rank is named within `bound_s`; `abort` ends the main thread's waits for others,
+        and is told why.
 
         `is_over` says that the groups are gone and nothing is left to abort. Blocks until the
         store answers, `start_s` at most: a first answer may take longer than any later one.
@@ -179,21 +134,34 @@ class Heartbeat:
         self._thread.join(2 * self._bound_s)
         atexit.unregister(self.stop)
 
+    def let_others_read(self) -> None:
+        """Return when the others have had two beats' time to read why this start ended, where the
+        store ends with this process; at once elsewhere."""
+        if self._lost is not None and self._rank == 0 and self._point.is_hosted_by_rank0:
+            time.sleep(2 * self._interval_s)
+
     def report(self, failure: GroupError) -> GroupError:
         """The failure that all ranks report: this one, unless another was reported first.
-
-        A rank that leaves because of what it found wrong reports it before it leaves.
 
         Blocks for one answer of the store, or for two where the thread awaits one: `_PATIENCE` of
         the bound each at most.
         """
+        return self._report(Failure.of(failure), failure)
+
+    def report_own(self, error: BaseException, *, chunk: int = NO_CHUNK) -> GroupError:
+        """Say why this rank is about to leave; the failure that all ranks report. Blocks as
+        `report` does."""
+        failure = Failure.of_own(error, rank=self._rank, chunk=chunk)
+        return self._report(failure, failure.error())
+
+    def _report(self, failure: Failure, error: GroupError) -> GroupError:
         if self._lost is None:
             try:
-                first = self._values.write_first(_FAILURE, Failure.of(failure).encode())
+                first = self._values.write_first(_FAILURE, failure.encode())
             except dist.DistError:  # the store is gone too
-                self._lost = failure
+                self._lost = error
             else:
-                self._lost = _error(first)
+                self._lost = reported_error(first)
         return self._lost
 
     def cause_of(self, symptom: LinkError) -> GroupError:
@@ -203,12 +171,15 @@ class Heartbeat:
         """
         if self._lost is None:
             try:
-                reported = self._values.read(_FAILURE)
-                if reported is not None:
-                    self._lost = _error(reported)
+                self._lost = self._reported()
             except dist.DistError:  # the store is gone too
                 return symptom
         return self._lost or symptom
+
+    def _reported(self) -> GroupError | None:
+        """What a rank has reported, if any has."""
+        reported = self._values.read(_FAILURE)
+        return None if reported is None else reported_error(reported)
 
     def _run(self) -> None:
         failure: GroupError | None
@@ -225,17 +196,20 @@ class Heartbeat:
             if is_store_gone:
                 self._lost = failure  # asking the store would take as long once more
             else:
-                self.report(failure)
-            self._abort()
+                failure = self.report(failure)
+            self._abort(failure)
 
-    def _watch(self) -> LinkTimeoutError | None:
-        """Count up until a rank is silent for too long, or until this one leaves."""
+    def _watch(self) -> GroupError | None:
+        """Count up until a rank reports a failure or is silent for too long, or this one leaves."""
         own, beats = 0, dict.fromkeys(self._peers, 0)
         heard_s = dict.fromkeys(self._peers, time.monotonic())
         suspects: set[int] = set()
         while not self._is_leaving_after_pause(heard_s):
             own += 1
             self._beat(own)
+            reported = self._reported()
+            if reported is not None:
+                return reported
             silence_s: dict[int, float] = {}
             for peer in self._peers:
                 beat = max(self._beat_of(peer), beats[peer])
@@ -279,15 +253,3 @@ def closed_by(ranks: Iterable[int]) -> PeerLostError:
 
 def _beat_key(rank: int) -> str:
     return f"beat/{rank}"
-
-
-def _error(data: bytes) -> GroupError:
-    """The error that another rank reported; a `LinkError` too where its report is garbage."""
-    try:
-        failure = Failure.decode(data)
-    except ContractError as error:
-        return LinkError(f"a rank was lost, and the report of it cannot be read: {error}")
-    found = _ERRORS[failure.kind](failure.text)
-    if isinstance(found, IntegrityError):
-        found.suspect_from = failure.suspect_from
-    return found

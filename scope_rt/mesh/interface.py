@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from scope_rt.launch_environment import LaunchEnvironment
 
-_GLOO = "GLOO_SOCKET_IFNAME"
+_GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def is_loopback(host: str) -> bool:
@@ -32,17 +32,27 @@ def are_on_one_host(environment: LaunchEnvironment) -> bool:
 def needed_interface(environment: LaunchEnvironment) -> Iterator[None]:
     """Groups that are built in this block listen on loopback where all ranks are on one host.
 
-    gloo would take the address of the host's name. What a person set in `GLOO_SOCKET_IFNAME` holds.
+    gloo would take the address of the host's name, and NCCL the first interface that is not
+    loopback. What a person set holds; NCCL takes gloo's where only that is set. Both read it while
+    they connect.
     """
-    loopback = _loopback_name()
-    if _GLOO in os.environ or loopback is None or not are_on_one_host(environment):
-        yield
-        return
-    os.environ[_GLOO] = loopback
+    chosen = os.environ.get(_GLOO) or None
+    if chosen is None and are_on_one_host(environment):
+        chosen = _loopback_name()
+    added = {} if chosen is None else {_GLOO: chosen, _NCCL: f"={chosen}"}
+    added = {name: value for name, value in added.items() if not os.environ.get(name)}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ[_GLOO]
+        for name in added:
+            del os.environ[name]
+
+
+def nccl_interface() -> str:
+    """Where NCCL listens, in words."""
+    name = os.environ.get(_NCCL, "")
+    return f"interface {name.removeprefix('=')}" if name else f"its own choice ({_NCCL} is not set)"
 
 
 def _loopback_name() -> str | None:

@@ -26,10 +26,6 @@ _PIECE_BYTES = 4000
 """Of evidence that one gather takes."""
 
 
-def no_peers() -> None:
-    """There is no other rank that could have been lost."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReport(CanonicalMessage):
     """What a generator rank tells the others before a chunk; `busy_ms` is what a chunk takes it,
@@ -54,8 +50,6 @@ class PeerCheck:
     every: int
     gather: Callable[[bytes], list[bytes]] | None
     waited_s: Callable[[], float]
-    check_peers: Callable[[], None] = no_peers
-    """Raises the LinkError of a rank that was lost meanwhile; GPU sums that were ended do not."""
     slow_factor: float = 0.0
     numerics: Callable[[], tuple[str, ...]] = tuple
     """This process's numeric settings, where they are watched."""
@@ -94,13 +88,12 @@ class PeerCheck:
         for each further 4 KB of it.
 
         Raises:
-            LinkError: a rank was lost while this one computed.
+            LinkError: a rank was lost.
             IntegrityError: ranks computed different results, an all-reduce gave another sum than
                 that of its parts, or the fixed chunk changed; naming the rank where that is known.
             SlowRankError: this rank became far slower.
             FieldError, WireError: a rank's evidence cannot be read.
         """
-        self.check_peers()
         self._check_numerics(chunk)  # else it would be the next chunk that accuses this one
         if evidence is not None:
             self._compare(chunk, evidence)

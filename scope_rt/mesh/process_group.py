@@ -2,11 +2,10 @@
 
 A lost peer or an expired wait leaves here as a `LinkError` that names what was waited for; nothing
 is retried or swallowed. No rank of a group is sent anything before it has proved who it is.
-Messages travel over gloo on the CPU; sums of GPU tensors over NCCL.
+All travels over gloo, on the CPU, but for the sums of GPU tensors: those go over NCCL.
 """
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from scope_contracts.errors import (
     AuthenticationError,
@@ -31,9 +29,12 @@ from scope_rt.mesh.heartbeat import Heartbeat
 from scope_rt.mesh.interface import needed_interface
 from scope_rt.mesh.meeting_point import MeetingPoint
 from scope_rt.mesh.rendezvous import Meeting, meet
+from scope_rt.mesh.reported import GroupError
 from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
+from scope_rt.mesh.sums import GpuBackend, SumsGroup, TorchCollectives, open_sums
 from scope_rt.mesh.transfers import Exchange, Transfers
 from scope_rt.topology import Topology
+from scope_rt.watchdog import Watchdog
 
 _MOST_BYTES = 1 << 31
 """Of what one rank says to all."""
@@ -49,46 +50,34 @@ def located(where: str) -> Iterator[None]:
         raise type(error)(f"{where}: {error.args[0]}") from error
 
 
-class TorchCollectives:
-    """`Collectives` over a process group."""
-
-    def __init__(self, group: dist.ProcessGroup, liveness: Liveness) -> None:
-        self._group, self._liveness = group, liveness
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
-        self.wait_s = 0.0
-        """Seconds spent inside sums so far: a rank that waits for slow ones spends many. On a
-        GPU a sum is only started here, so the wait is not seen."""
-
-    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        start_s = time.perf_counter()
-        with self._liveness.named_failures("all_reduce in the generator group"):
-            dist.all_reduce(tensor, group=self._group)
-        self.wait_s += time.perf_counter() - start_s
-        return tensor
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessGroups:
     """What a rank of a multi-process plan communicates with. `None`: this rank is not in it."""
 
     link: Transfers | None
     """Rank0 and the leader of a pipelined generator group."""
-    mesh: Transfers | None
-    """Messages inside the generator group."""
-    sums: TorchCollectives | None
+    mesh: Transfers | None = None
+    """Messages inside the generator group; this and all below None also where it has one rank."""
+    sums: TorchCollectives | None = None
     """The generator group as its models see it."""
     digests: Exchange | None = None
-    """What generator ranks compare; None also where there is only one."""
+    """What generator ranks compare."""
 
 
 class World:
     """All ranks of one start, connected."""
 
     def __init__(
-        self, meeting: Meeting, environment: LaunchEnvironment, config: MeshConfig
+        self,
+        meeting: Meeting,
+        environment: LaunchEnvironment,
+        config: MeshConfig,
+        *,
+        device: torch.device,
+        watchdog: Watchdog,
     ) -> None:
-        """Connect to the other ranks.
+        """Connect to the other ranks. Tensors of sums are on `device`; `watchdog` looks after the
+        main thread's waits for others.
 
         Raises:
             AuthenticationError: another process is in the place of a rank.
@@ -100,7 +89,8 @@ class World:
         self._key, ranks = meeting.key, range(meeting.world_size)
         self._seals = GatherSeals(meeting.key.derive("exchange"), ranks, meeting.rank)
         self._sockets: frozenset[OpenSocket] = frozenset()
-        self._gpu_groups: list[dist.ProcessGroup] = []
+        self._device, self._watchdog = device, watchdog
+        self._gpu: GpuBackend | None = None
         self._default_group: dist.ProcessGroup | None = None
         self.heartbeat = Heartbeat(
             meeting,
@@ -110,15 +100,14 @@ class World:
             is_over=lambda: dist.group.WORLD is not self._default_group,
         )
         """Start it when the groups are built."""
-        self._liveness = Liveness(self.heartbeat)
+        self._liveness = Liveness(self.heartbeat, watchdog)
         self._others = open_sockets()
-        with_gpu = torch.cuda.is_available()
         with (
             self._liveness.named_failures("meeting the other ranks"),
             needed_interface(environment),
         ):
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if with_gpu else "gloo",
+                "gloo",
                 store=meeting.store,
                 rank=meeting.rank,
                 world_size=meeting.world_size,
@@ -162,44 +151,66 @@ class World:
         generators, rank = list(topology.generator_ranks), self._rank
         bound_s, idle_s = self._config.group_timeout_s, self._config.idle_timeout_s
         bound, liveness = timedelta(seconds=bound_s), self._liveness
-        ends = (0, topology.leader)
+        ends, shared = (0, topology.leader), len(generators) > 1
         with (
             liveness.named_failures("building the groups of the plan"),
             needed_interface(self._environment),
         ):
-            sums = dist.new_group(generators, timeout=bound)
-            mesh = dist.new_group(generators, timeout=bound, backend="gloo")
+            before = open_sockets()
+            sums = open_sums(
+                generators,
+                rank=rank,
+                device=self._device,
+                timeout_s=bound_s,
+                start_s=self._config.start_timeout_s,
+            )
+            if sums is not None and sums.gpu is not None:
+                self._others |= open_sockets() - before  # NCCL has an abort of its own
+            mesh = dist.new_group(generators, timeout=bound, backend="gloo") if shared else None
             pair = None
             if topology.pipelined:
                 pair = dist.new_group(list(ends), timeout=bound, backend="gloo")
         groups: dict[str, tuple[dist.ProcessGroup, Sequence[int]]] = {}
-        if rank in generators:
-            groups = {"sums": (sums, generators), "mesh": (mesh, generators)}
+        if mesh is not None and rank in generators:
+            groups["mesh"] = (mesh, generators)
+        if sums is not None and sums.gpu is None:  # NCCL can prove nobody's identity
+            groups["sums"] = (sums.group, generators)
         if pair is not None and rank in ends:
             groups["link"] = (pair, ends)
         self._prove(groups)
-        self._watch([sums] if rank in generators else [])
+        self._watch(sums)
         link = None
         if pair is not None and rank in ends:
             # Rank0 waits for a chunk, which is under way; a mesh rank waits for rank0's next plan.
             patience_s = bound_s if rank == 0 else idle_s
             key = self._key.derive("link")
             link = Transfers(pair, liveness, key=key, timeout_s=bound_s, patience_s=patience_s)
-        if rank not in generators:
-            return ProcessGroups(link=link, mesh=None, sums=None)
+        if mesh is None or sums is None:
+            return ProcessGroups(link=link)
         key, seals = self._key.derive("mesh"), self._key.derive("digests")
-        digests = Exchange(mesh, liveness, GatherSeals(seals, generators, rank))
         return ProcessGroups(
             link=link,
             mesh=Transfers(mesh, liveness, key=key, timeout_s=bound_s, patience_s=idle_s),
             sums=TorchCollectives(sums, liveness),
-            digests=digests if len(generators) > 1 else None,
+            digests=Exchange(mesh, liveness, GatherSeals(seals, generators, rank)),
         )
 
     def leave(self) -> None:
-        """Stop the heartbeat, then release the groups. Idempotent."""
-        self.heartbeat.stop()
-        leave_world()
+        """Stop the heartbeat, then release the groups. Idempotent.
+
+        Sums of a group that failed are ended first: to release NCCL waits for all its kernels.
+        """
+        with self._watchdog.section("leaving the other ranks", ends_with_group=True):
+            self.heartbeat.stop()
+            if self.heartbeat.lost is None:
+                leave_world()
+                return
+            self._abort_gpu()
+            self.heartbeat.let_others_read()
+            try:
+                leave_world()
+            except RuntimeError as error:  # of what was ended; why it was is raised elsewhere
+                _LOG.warning("a group could not be released: %s", _first_line(error))
 
     def _prove(self, groups: Mapping[str, tuple[dist.ProcessGroup, Sequence[int]]]) -> None:
         """By name, each with its ranks. A rank that is there answers as fast as it beats."""
@@ -213,26 +224,48 @@ class World:
             timeout=timedelta(seconds=self._config.heartbeat_timeout_s),
         )
 
-    def _watch(self, groups: list[dist.ProcessGroup]) -> None:
+    def _watch(self, sums: SumsGroup | None) -> None:
         """Note the connections that `_abort` ends, and the rank behind each address."""
         self._sockets = open_sockets() - self._others
-        if torch.cuda.is_available():
-            self._gpu_groups = groups
+        self._gpu = None if sums is None else sums.gpu
         mine = RankAddresses(addresses=tuple(sorted(local_addresses(self._sockets))))
         by_rank = [RankAddresses.decode(data) for data in self.exchange(mine.encode())]
         self._liveness.rank_by_address = {
             address: rank for rank, each in enumerate(by_rank) for address in each.addresses
         }
 
-    def _abort(self) -> None:
-        """End every wait of this process for another rank; called from the heartbeat's thread."""
+    def _abort(self, failure: GroupError) -> None:
+        """End every wait of this process for another rank; called from the heartbeat's thread.
+
+        What does not end by that, the watchdog ends.
+        """
+        self._watchdog.group_failed(failure)
         shut_down(self._sockets)
-        for group in self._gpu_groups:
-            group.abort()
+        self._abort_gpu()
+
+    def _abort_gpu(self) -> None:
+        """Blocks until NCCL's kernels have ended, a few times `SCOPE_GROUP_TIMEOUT_S` at most."""
+        if self._gpu is not None:
+            try:
+                self._gpu.abort()
+            except RuntimeError as error:
+                _LOG.warning("NCCL could not be ended: %s", _first_line(error))
 
 
-def join_world(environment: LaunchEnvironment, config: MeshConfig) -> World:
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]
+
+
+def join_world(
+    environment: LaunchEnvironment,
+    config: MeshConfig,
+    *,
+    device: torch.device | None = None,
+    watchdog: Watchdog | None = None,
+) -> World:
     """Meet all ranks of the launcher (torchrun's variables name the meeting point).
+
+    `device` is where this rank computes, the CPU by default.
 
     Raises:
         UserInputError: this process was not launched as a rank.
@@ -244,8 +277,9 @@ def join_world(environment: LaunchEnvironment, config: MeshConfig) -> World:
             "this process cannot find the other ranks (MASTER_ADDR or MASTER_PORT is not set); "
             "start it with torchrun"
         )
-    if torch.cuda.is_available():
-        torch.cuda.set_device(environment.local_rank)
+    device = device or torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if environment.secret is None and environment.rank == 0:
         _LOG.warning(
             "this stream has no secret: whoever reaches its ports can join it; set %s on every "
@@ -265,7 +299,7 @@ def join_world(environment: LaunchEnvironment, config: MeshConfig) -> World:
         timeout_s=config.start_timeout_s,
         secret=environment.secret,
     )
-    return World(meeting, environment, config)
+    return World(meeting, environment, config, device=device, watchdog=watchdog or Watchdog())
 
 
 def leave_world() -> None:

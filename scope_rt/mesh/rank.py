@@ -5,10 +5,11 @@ raise the same error everywhere instead of waiting for each other. Then all comp
 loaded with the checkpoint, and continue at rank0's resume point.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import DamageError, IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys
@@ -20,8 +21,10 @@ from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
 from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
-from scope_rt.mesh.peer_check import PeerCheck, no_peers
+from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import ProcessGroups, World, join_world
+from scope_rt.mesh.reported import NO_CHUNK
+from scope_rt.mesh.result_wait import ResultWait
 from scope_rt.mesh.transfers import Transfers
 from scope_rt.mesh.worker import LocalMesh, RemoteMesh, Worker, serve_follower, serve_leader
 from scope_rt.models.feedback import Feedback, own_latents
@@ -53,17 +56,26 @@ class Rank:
         self._setup, self._instruments, self._feedback = setup, instruments, feedback
         self._pipeline = pipeline
         self._world: World | None = None
-        self._groups = ProcessGroups(link=None, mesh=None, sums=None)
+        self._groups = ProcessGroups(link=None)
         self._worker: Worker | None = None
         self._fingerprint: Fingerprint | None = None
         topology, environment = setup.topology, setup.environment
         if environment.world_size > 1:
-            self._world = join_world(environment, setup.config.mesh)
+            self._world = join_world(
+                environment,
+                setup.config.mesh,
+                device=setup.device,
+                watchdog=instruments.watchdog,
+            )
         self._compare_settings()
         topology.check_world_size(environment.world_size)
         check_environment(setup)
         if self._world is not None:
             self._groups = self._world.build_groups(topology)
+        mesh = setup.config.mesh
+        instruments.watchdog.start(chunk_s=mesh.start_timeout_s, grace_s=mesh.heartbeat_timeout_s)
+        if self._world is not None:
+            instruments.watchdog.tell_others = self._world.heartbeat.report_own
             instruments.checks.heartbeat(self._world.heartbeat.start)
 
     @property
@@ -102,16 +114,26 @@ class Rank:
             IntegrityError: this rank or another one found something wrong; all raise it.
             LinkError, ContractError, LifecycleError, ParityError: as `Worker.execute`.
         """
-        try:
+        with self.reporting():
             self._serve()
-        except IntegrityError as error:
-            self.report(error)
-            raise
 
-    def report(self, error: IntegrityError) -> None:
-        """Tell the other ranks why this one will leave: they must not take it for a loss."""
-        if self._world is not None and not isinstance(error, DamageError):
-            self._world.heartbeat.report(error)
+    def report(self, error: BaseException, *, chunk: int = NO_CHUNK) -> None:
+        """Tell the other ranks why this one will leave, in the middle of `chunk`.
+
+        Blocks for two answers of the store at most.
+        """
+        if self._world is not None:
+            lost = self._world.heartbeat.report_own(error, chunk=chunk)
+            self._instruments.watchdog.group_failed(lost)
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """What is raised in here makes this rank leave: the others are told why before it does."""
+        try:
+            yield
+        except Exception as error:
+            self.report(error, chunk=NO_CHUNK if self._worker is None else self._worker.chunk_index)
+            raise
 
     def _serve(self) -> None:
         assert self._worker is not None, "mesh ranks are generator ranks"
@@ -138,6 +160,7 @@ class Rank:
         """Release the groups, if there are any. Idempotent."""
         if self._world is not None:
             self._world.leave()
+        self._instruments.watchdog.stop()
 
     def _compare_settings(self) -> None:
         """Raises ParityError on every rank when one would compute differently."""
@@ -232,15 +255,27 @@ class Rank:
                 every=setup.config.mesh.digest_every,
                 gather=None if self._groups.digests is None else self._groups.digests.gather,
                 waited_s=(lambda: 0.0) if sums is None else (lambda: sums.wait_s),
-                # Not a method of this object: in a circle, groups would outlive their session.
-                check_peers=no_peers if self._world is None else self._world.heartbeat.check,
                 slow_factor=setup.config.mesh.slow_rank_factor,
                 numerics=numeric_settings if self._verifies else tuple,
                 checks=self._instruments.checks,
             ),
+            result_wait=self._result_wait(),
             verifier=self._verifier_of(generator) if self._verifies else None,
             instruments=self._instruments,
         )
+
+    def _result_wait(self) -> ResultWait:
+        mesh, world, sums = self._setup.config.mesh, self._world, self._groups.sums
+        if world is None:
+            return ResultWait(bound_s=mesh.start_timeout_s)
+
+        # Not a method of this object: in a circle, groups would outlive their session.
+        def check_group() -> None:
+            world.heartbeat.check()
+            if sums is not None:
+                sums.check()
+
+        return ResultWait(bound_s=mesh.group_timeout_s, check_group=check_group)
 
     def _verifier_of(self, generator: ChunkGenerator) -> Verifier:
         config = self._setup.config.integrity

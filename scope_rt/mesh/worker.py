@@ -4,6 +4,7 @@ The same `Worker` runs inside rank0 (`single`, `tp_v1_1`) and on mesh ranks. A r
 ends with its error; nothing here catches one around a collective.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import located
+from scope_rt.mesh.result_wait import ResultWait
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.tensors import specs_of
 
@@ -49,12 +51,15 @@ class Worker:
         geometry: ChunkGeometry,
         lifecycle: Lifecycle,
         peer_check: PeerCheck,
+        result_wait: ResultWait | None = None,
         verifier: Verifier | None = None,
         instruments: Instruments | None = None,
     ) -> None:
-        """Without a `verifier`, what the rank holds and computes is not verified."""
+        """Without a `verifier`, what the rank holds and computes is not verified; without a
+        `result_wait`, no other rank is looked at and the device is waited for without a bound."""
         self._generator, self._geometry = generator, geometry
         self._lifecycle, self._peer_check, self._verifier = lifecycle, peer_check, verifier
+        self._result_wait = result_wait or ResultWait(bound_s=math.inf)
         self._instruments = instruments or Instruments()
 
     def admit(self, envelope: PPEnvelope) -> None:
@@ -76,12 +81,16 @@ class Worker:
             IntegrityError: this rank holds or computed something wrong, or ranks differ in what
                 they computed.
             LinkError: a rank of the group was lost on the way.
+            ChunkTimeoutError: the device did not finish in time.
         """
         chunk, faults = envelope.chunk_index, self._instruments.faults
         faults.reach(FaultPoint.GENERATOR, chunk, self._generator)
         envelope, tensors = faults.reach(FaultPoint.ENTERED, chunk, (envelope, tensors))
         entered = self._entered(envelope)
-        with located(f"chunk {chunk}"):
+        watched = self._instruments.watchdog.section(
+            f"chunk {chunk}: generating", ends_with_group=True
+        )
+        with located(f"chunk {chunk}"), watched:
             self._peer_check.before(self._digest_with_scores(envelope))
             if self._verifier is not None:
                 self._verifier.begin(envelope, tensors)
@@ -91,7 +100,8 @@ class Worker:
                 latents = self._generator.generate(
                     envelope, tensors, self._enter_call(budget, envelope)
                 )
-            latents = latents.cpu()
+            # Before any evidence of them: latents of a group that was ended are garbage.
+            latents = self._result_wait.on_host(latents, chunk=chunk)
             elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
             evidence = None if self._verifier is None else self._verifier.end(chunk, latents)
             self._peer_check.after(chunk, elapsed_ms, evidence)

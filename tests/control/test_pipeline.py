@@ -45,12 +45,12 @@ def test_another_text_than_planned_is_refused() -> None:
     pipeline = pipeline_over(mesh)
     pipeline.send(PROMPT)
     pipeline.receive()
-    assert not pipeline.is_midway
+    assert pipeline.midway_chunk is None
     mesh.text = "another"
     pipeline.send(Directive())
     with pytest.raises(ParityError, match="chunk 1: the state digest"):
         pipeline.receive()
-    assert pipeline.is_midway, "the mesh is not to be talked to any more"
+    assert pipeline.midway_chunk == 1, "the mesh is not to be talked to any more"
 
 
 def test_a_plan_that_is_refused_sends_and_advances_nothing() -> None:
@@ -61,7 +61,7 @@ def test_a_plan_that_is_refused_sends_and_advances_nothing() -> None:
         pipeline.send(Directive())
     assert pipeline.position is before
     assert (mesh.sent, log.records, list(pipeline.in_flight)) == ([], [], [])
-    assert not pipeline.is_midway
+    assert pipeline.midway_chunk is None
 
 
 def state(pipeline: Pipeline) -> tuple[bool, bool, int]:

@@ -18,7 +18,7 @@ from scope_rt.control.unverified import Unverified
 from scope_rt.faults import FaultPoint
 from scope_rt.integrity import verifier
 from scope_rt.integrity.canary import Canary
-from scope_rt.mesh.heartbeat import Failure
+from scope_rt.mesh.reported import Failure
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.record.reader import read_history
 from scope_rt.session import ScheduledEvent, StreamSession

@@ -41,7 +41,11 @@ class Pulse:
     def of(cls, meeting: Meeting, *, start_s: float = 20.0) -> "Pulse":
         aborted, over = threading.Event(), threading.Event()
         heartbeat = Heartbeat(
-            meeting, bound_s=BOUND_S, start_s=start_s, abort=aborted.set, is_over=over.is_set
+            meeting,
+            bound_s=BOUND_S,
+            start_s=start_s,
+            abort=lambda failure: aborted.set(),
+            is_over=over.is_set,
         )
         return cls(heartbeat, aborted, over)
 

@@ -12,9 +12,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scope_contracts.errors import AuthenticationError, LinkError, LinkTimeoutError
 from scope_rt.mesh.authentic import Key, SealedStore
-from scope_rt.mesh.heartbeat import Failure, FailureKind, Heartbeat, closed_by
+from scope_rt.mesh.heartbeat import Heartbeat, closed_by
 from scope_rt.mesh.meeting_point import host_store
 from scope_rt.mesh.rendezvous import Meeting, Roster
+from scope_rt.mesh.reported import Failure, FailureKind
 from scope_rt.stream_secret import StreamSecret
 from tests.mesh.meetings import meet_all, meet_two, point_at
 from tests.mesh.test_heartbeat import BOUND_S, Pulse

@@ -10,11 +10,12 @@ from scope_contracts.lifecycle import StreamPosition
 from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.mesh.authentic import SealedStore
 from scope_rt.mesh.failures import RankAddresses
-from scope_rt.mesh.heartbeat import Failure, FailureKind, Heartbeat
+from scope_rt.mesh.heartbeat import Heartbeat
 from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
 from scope_rt.mesh.meeting_point import host_store
 from scope_rt.mesh.peer_check import PeerReport
 from scope_rt.mesh.rendezvous import Roster
+from scope_rt.mesh.reported import Failure, FailureKind
 from scope_rt.trace import decode_spans
 from tests.mesh.meetings import meet_two, point_at
 
@@ -98,7 +99,7 @@ def test_a_reported_failure_that_cannot_be_read_is_still_a_link_error(data: byte
     SealedStore(first.store, first.key.derive("heartbeat")).write("failure", data)
     for meeting in (first, second):
         heartbeat = Heartbeat(
-            meeting, bound_s=1.0, start_s=20.0, abort=lambda: None, is_over=lambda: False
+            meeting, bound_s=1.0, start_s=20.0, abort=lambda failure: None, is_over=lambda: False
         )
         cause = heartbeat.cause_of(LinkError("symptom"))
         assert type(cause) is LinkError

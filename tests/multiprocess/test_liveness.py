@@ -4,17 +4,20 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import LinkError
-from scope_rt.config import MeshConfig
+from scope_contracts.errors import CacheError, LinkError, PeerLostError
+from scope_rt.config import MeshConfig, StreamConfig
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.meeting_point import MeetingPoint, host_store
 from scope_rt.mesh.process_group import ProcessGroups, World, join_world
+from scope_rt.session import StreamSession
 from scope_rt.stream_secret import StreamSecret
 from scope_rt.topology import Topology
 from tests.multiprocess.ranks import Ranks, free_port
@@ -179,3 +182,72 @@ def test_sessions_follow_each_other_on_one_port(ranks: Ranks, port: int, hosted:
         assert seen[::3] == rank0
         assert seen[1::3] == [[b"1", b"2"]] * 3
         assert seen[2::3] == [True] * 3
+
+
+class Gpu:
+    """Of `ProcessGroupNCCL`: what was known when it was told to end its kernels."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self.known = world, list[str]()
+
+    def abort(self) -> None:
+        self.known.append(str(self._world.heartbeat.lost))
+        raise RuntimeError("ProcessGroup abort timed out")
+
+    def get_error(self) -> Any:
+        raise AssertionError("no sum is awaited")
+
+
+def end_the_sums_of_a_gpu(port: int) -> list[str]:
+    """The follower fails; whoever waits has its GPU's sums ended, by a library that cannot."""
+    world = join(port)
+    groups = world.build_groups(PP0)
+    world._gpu = gpu = Gpu(world)
+    world.heartbeat.start()
+    try:
+        if os.environ["RANK"] == "2":
+            world.heartbeat.report_own(CacheError("chunk 7: read past the ring"))
+            time.sleep(BOUND_S)  # the others must not need its end
+            return []
+        with pytest.raises(PeerLostError, match="rank 2 failed with CacheError: chunk 7: read"):
+            wait_for_a_peer(groups, "sum")
+    finally:
+        world.leave()
+    return gpu.known
+
+
+def test_a_rank_that_fails_ends_the_sums_of_other_gpus_once_they_know_of_it(
+    ranks: Ranks, port: int
+) -> None:
+    *others, _ = ranks.results(3, end_the_sums_of_a_gpu, port=port)
+    for known in others:
+        assert known
+        assert all("rank 2 failed with CacheError: chunk 7" in each for each in known), known
+
+
+def count_collectives(folder: Path, plan: str, tp: int) -> int:
+    """Sums and gathers of this rank from its first chunk to its last."""
+    count = 0
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("all_reduce", "all_gather"):
+            real = getattr(dist, name)
+
+            def counted(*arguments: Any, real: Any = real, **named: Any) -> Any:
+                nonlocal count
+                count += 1
+                return real(*arguments, **named)
+
+            patch.setattr(dist, name, counted)
+        config = StreamConfig.load(model=folder, plan=plan, tp=tp, integrity="strict")
+        with StreamSession(config) as session:
+            count = 0
+            list(session.stream("red circle", num_chunks=2))
+            return count
+
+
+def test_a_generator_rank_alone_takes_part_in_no_collective(ranks: Ranks, folder: Path) -> None:
+    assert ranks.results(1, count_collectives, folder=folder, plan="single", tp=1) == [0]
+    assert ranks.results(2, count_collectives, folder=folder, plan="pp0", tp=1) == [0, 0]
+    rank0, *generators = ranks.results(3, count_collectives, folder=folder, plan="pp0", tp=2)
+    assert rank0 == 0
+    assert min(generators) > 0

@@ -179,7 +179,9 @@ def test_a_call_beyond_the_budget_is_refused_on_entry_and_frees_its_peer(
     assert rank1 is not None
     assert rank1.startswith("CallCountError: chunk 0: generator call 4, budget 3")
     assert rank0 is not None
-    assert rank0.startswith("PeerLostError: chunk 0: receive from rank 1")
+    assert rank0.startswith(
+        "PeerLostError: chunk 0: receive from rank 1: rank 1 failed with CallCountError: chunk 0: "
+    )
 
 
 def stop_the_mesh(folder: Path, plan: str, tp: int, pids: Path) -> float:

@@ -7,24 +7,28 @@ An error is logged on its way out, and not caught.
 import hashlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
+from scope_contracts.errors import ScopeError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
 from scope_rt.control.recompute import RecomputeMode
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.watchdog import Watchdog
 from scope_runners.break_it.consumer import ChunkConsumer, open_consumer
 from scope_runners.break_it.events import EventKind, EventLog, read_events
 from scope_runners.break_it.instruments import instruments_from_environment
 from scope_runners.break_it.job import RankJob
-from scope_runners.guarded import guarded
+from scope_runners.guarded import end_stuck, guarded
 from scope_runners.parts import register_parts
 from scope_runners.watched_rank import EndReport, redirect_output
 
@@ -45,6 +49,14 @@ def main(argv: Sequence[str]) -> int:
         return 0
 
     return guarded(run, speaker=f"rank {environment.rank}")
+
+
+def _end_stuck(log: EventLog) -> Callable[[ScopeError], NoReturn]:
+    def end(error: ScopeError) -> NoReturn:
+        _log_end(log, error)
+        end_stuck(error)
+
+    return end
 
 
 def _log_end(log: EventLog, error: BaseException | None) -> None:
@@ -70,7 +82,8 @@ def _stream(job: RankJob, environment: LaunchEnvironment, log: EventLog) -> None
         snapshot=job.snapshot,
         resume=environment.attempt > 0,
     )
-    session = StreamSession(config, instruments=instruments_from_environment())
+    instruments = replace(instruments_from_environment(), watchdog=Watchdog(_end_stuck(log)))
+    session = StreamSession(config, instruments=instruments)
     with ExitStack() as stack:
         stack.enter_context(session)
         resumed_at = session.resumed_at_chunk

@@ -1,0 +1,118 @@
+"""What does not end within its bound is told once, and a pause of the process is nobody's fault."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import pytest
+
+from scope_contracts.errors import ChunkTimeoutError, IntegrityError, PeerLostError, ScopeError
+from scope_rt.watchdog import Watchdog
+
+CHUNK_S, GRACE_S = 100.0, 10.0
+
+
+class Told(list[ScopeError]):
+    """What a watchdog told."""
+
+    def watchdog(self) -> Watchdog:
+        """Whose thread does not look: a test does."""
+        watchdog = Watchdog(self.append)
+        watchdog._chunk_s, watchdog._grace_s = CHUNK_S, GRACE_S
+        return watchdog
+
+
+def test_a_chunk_that_does_not_end_is_told_once_with_what_to_raise() -> None:
+    told = Told()
+    watchdog = told.watchdog()
+    with watchdog.section("chunk 7: decoding"):
+        watchdog.look(CHUNK_S - 1)
+        assert told == []
+        for _ in range(3):
+            watchdog.look(1.0)
+    (error,) = told
+    assert isinstance(error, ChunkTimeoutError)
+    assert str(error).startswith("chunk 7: decoding did not end within 100 s; ")
+    assert "SCOPE_START_TIMEOUT_S" in str(error)
+
+
+def test_chunks_that_end_are_never_told_however_many_there_are() -> None:
+    told = Told()
+    watchdog = told.watchdog()
+    for _ in range(5):
+        with watchdog.section("chunk"):
+            watchdog.look(CHUNK_S - 1)
+    watchdog.look(10 * CHUNK_S)
+    assert told == []
+
+
+def test_others_are_told_before_this_process_may_be_ended() -> None:
+    order: list[str] = []
+    watchdog = Watchdog(lambda error: order.append("ended"))
+    watchdog._chunk_s = CHUNK_S
+    watchdog.tell_others = lambda error: order.append("told")
+    with watchdog.section("chunk 7: generating"):
+        watchdog.look(CHUNK_S)
+    assert order == ["told", "ended"]
+
+
+@pytest.mark.parametrize("kind", [PeerLostError, IntegrityError])
+def test_what_needs_a_group_that_failed_has_a_grace_and_the_error_of_the_group(
+    kind: type[ScopeError],
+) -> None:
+    told = Told()
+    watchdog = told.watchdog()
+    watchdog.tell_others = lambda error: pytest.fail("the others know")
+    with watchdog.section("chunk 7: generating", ends_with_group=True):
+        watchdog.look(GRACE_S)
+        watchdog.group_failed(kind("rank 2 is gone"))
+        watchdog.look(GRACE_S - 1)
+        assert told == []
+        watchdog.look(1.0)
+    (error,) = told
+    assert type(error) is kind
+    assert "chunk 7: generating: rank 2 is gone; it did not end within 10 s" in str(error)
+
+
+def test_what_needs_no_other_rank_is_left_alone_when_the_group_fails() -> None:
+    told = Told()
+    watchdog = told.watchdog()
+    watchdog.group_failed(PeerLostError("rank 2 is gone"))
+    with watchdog.section("chunk 7: decoding"):
+        watchdog.look(CHUNK_S - 1)
+    assert told == []
+
+
+def test_a_sum_inside_a_chunk_that_hangs_does_not_hide_the_chunk() -> None:
+    told = Told()
+    watchdog = told.watchdog()
+    with watchdog.section("chunk 7: generating"):
+        watchdog.look(CHUNK_S / 2)
+        for _ in range(3):
+            with watchdog.section("all_reduce", is_bounded=False):
+                watchdog.look(CHUNK_S / 4)
+    assert [str(error)[:19] for error in told] == ["chunk 7: generating"]
+
+
+def test_the_thread_tells_while_the_computing_thread_is_blocked() -> None:
+    is_told = Event()
+    watchdog = Watchdog(lambda error: is_told.set())
+    watchdog.start(chunk_s=0.2, grace_s=0.2)
+    with ThreadPoolExecutor(1) as pool, watchdog.section("chunk 7: generating"):
+        assert pool.submit(is_told.wait, 20).result()
+    watchdog.stop()
+
+
+def test_time_in_which_the_process_did_not_run_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock goes on by an hour between two looks, as after SIGSTOP and SIGCONT."""
+    told, hours = Told(), iter(range(0, 3600 * 10**6, 3600))
+    watchdog = told.watchdog()
+    clock = time.monotonic
+    monkeypatch.setattr("scope_rt.watchdog.time.monotonic", lambda: clock() + next(hours))
+    watchdog.start(chunk_s=30.0, grace_s=1.0)
+    with watchdog.section("chunk 7: generating"):
+        time.sleep(0.5)
+    watchdog.stop()
+    assert told == []
