@@ -1,7 +1,8 @@
 """What the contract does for one chunk, part by part, as calls that can be timed alone.
 
 What rank0 and a generator rank both do is listed for both, as if nothing overlapped. A part knows
-its moment, since each of them finds the processor's caches full of pictures and weights.
+its moment, since each of them finds the processor's caches full of pictures and weights. What
+verifies numbers and what ranks hold is no part of it: `bench_integrity` measures that.
 """
 
 import time
@@ -20,9 +21,7 @@ from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import STATE_DIGEST, PPEnvelope, PPResult
 from scope_contracts.parity import ScalarDigest, state_hash
 from scope_contracts.preflight import preflight
-from scope_contracts.weights import check_unchanged
 from scope_lab.contract_chunk import SteadyChunk
-from scope_rt.collectives import SoloCollectives
 from scope_rt.config import StreamConfig
 from scope_rt.control.log_entries import finished_record, planned_record
 from scope_rt.control.resume_point import ResumePoint
@@ -30,7 +29,6 @@ from scope_rt.mesh.authentic import FrameSeals, Key
 from scope_rt.mesh.link import PeerLink
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.transfers import Transfers, Work
-from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.tensors import bytes_of, specs_by_name
@@ -60,14 +58,13 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """`work` happens once in `every` chunks; what `without` takes is not its cost."""
+    """`work` happens once a chunk; what `without` takes is not its cost."""
 
     name: str
     moment: Moment
     kind: Kind = Kind.BUDGETED
     work: Callable[[], object]
     without: Callable[[], object] | None = None
-    every: int = 1
     clock: Callable[[], float] = time.perf_counter
     """By which `work` is timed, in seconds."""
 
@@ -139,13 +136,7 @@ def _run(steady: SteadyChunk) -> list[Part]:
 
 
 def _peer_check(steady: SteadyChunk) -> list[Part]:
-    """A chunk in which no comparison is due, and the check of all weights, on one rank."""
-    setup = steady.setup
-    every = setup.config.mesh.digest_every
-    transformer = setup.model.transformer(
-        SoloCollectives(), dtype=setup.dtype, device=torch.device("cpu")
-    )
-    fingerprint = Fingerprint(transformer)
+    """A chunk in which no comparison is due."""
     check = PeerCheck(
         ranks=(0,),
         rank=0,
@@ -155,19 +146,13 @@ def _peer_check(steady: SteadyChunk) -> list[Part]:
     )
 
     def look() -> None:
-        check.before(ScalarDigest.of(steady.envelope, steady.indices))
-        check.after(steady.envelope.chunk_index, 1.0, None)
+        chunk = steady.envelope.chunk_index
+        check.before(chunk, lambda: ScalarDigest.of(steady.envelope, steady.indices))
+        check.after(chunk, 1.0, None)
 
     look()  # the first chunk is always due
     return [
         Part(name="peer check where none is due", moment=Moment.RUN, work=look),
-        Part(
-            name=f"all weights, every {every} chunks",
-            moment=Moment.RUN,
-            work=lambda: check_unchanged(0, 0, fingerprint.checksums, fingerprint.now),
-            every=every,
-            clock=time.process_time,  # long enough to be interrupted, and it waits for nothing
-        ),
     ]
 
 

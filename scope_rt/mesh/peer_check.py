@@ -59,8 +59,8 @@ class PeerCheck:
     _busy_ms: list[float] = field(default_factory=list)
     _numerics_at_start: tuple[str, ...] | None = None
 
-    def before(self, digest: ScalarDigest) -> None:
-        """Compare, if it is due, what the ranks are about to run.
+    def before(self, chunk: int, digest: Callable[[], ScalarDigest]) -> None:
+        """Compare, if it is due, what the ranks are about to run: only then `digest` is asked for.
 
         Raises:
             ParityError: naming the scalar or the numeric setting, both values and both ranks.
@@ -71,15 +71,15 @@ class PeerCheck:
         due = self._num_chunks % self.every == 0
         self._num_chunks += 1
         self._waited_before_s = self.waited_s()
-        now = self._check_numerics(digest.chunk_index)
+        now = self._check_numerics(chunk)
         if not due or self.gather is None:
             return
         shared = tuple(each for each in now if not each.startswith(_OF_ONE_RANK))
-        mine = PeerReport(digest=digest, busy_ms=self._usual_ms(), numerics=shared)
+        mine = PeerReport(digest=digest(), busy_ms=self._usual_ms(), numerics=shared)
         reports = [PeerReport.decode(data) for data in self.gather(mine.encode())]
         self.checks.scalars([report.digest for report in reports], self.ranks)
         self.checks.same_numerics([report.numerics for report in reports], self.ranks)
-        self._check_pace(digest.chunk_index, [report.busy_ms for report in reports])
+        self._check_pace(chunk, [report.busy_ms for report in reports])
 
     def after(self, chunk: int, elapsed_ms: float, evidence: RankEvidence | None) -> None:
         """Note how long this rank computed; alone, it is measured against its own past.

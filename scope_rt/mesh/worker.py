@@ -91,7 +91,7 @@ class Worker:
             f"chunk {chunk}: generating", ends_with_group=True
         )
         with located(f"chunk {chunk}"), watched:
-            self._peer_check.before(self._digest_with_scores(envelope))
+            self._peer_check.before(chunk, lambda: self._digest(envelope))
             if self._verifier is not None:
                 self._verifier.begin(envelope, tensors)
             start_ns = time.perf_counter_ns()
@@ -140,18 +140,13 @@ class Worker:
     def _entered(self, envelope: PPEnvelope) -> Lifecycle:
         return self._instruments.checks.enter(self._lifecycle, envelope)
 
-    def _digest_with_scores(self, envelope: PPEnvelope) -> ScalarDigest:
+    def _digest(self, envelope: PPEnvelope) -> ScalarDigest:
         """With what the cache keeps by scores: the one thing that does not follow from the plan."""
-        cache, digest = self._generator.cache, self._digest(envelope)
+        cache, text = self._generator.cache, self._generator.text_digest
+        digest = ScalarDigest.of(envelope, cache.indices, conditioning=text)
         if not cache.spec.needs_attention_scores:
             return digest
         return replace(digest, frames_kept=cache.frames_kept, scores=cache.scores_digest)
-
-    def _digest(self, envelope: PPEnvelope) -> ScalarDigest:
-        generator = self._generator
-        return ScalarDigest.of(
-            envelope, generator.cache.indices, conditioning=generator.text_digest
-        )
 
     def _enter_call(self, budget: CallBudget, envelope: PPEnvelope) -> Callable[[], None]:
         """What the generator announces every call to."""

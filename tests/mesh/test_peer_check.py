@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,9 +49,22 @@ def check(*, peer_ms: float | None) -> PeerCheck:
 
 def run(it: PeerCheck, times_ms: Sequence[float]) -> None:
     for chunk, elapsed_ms in enumerate(times_ms):
-        it.before(DIGEST)
+        it.before(DIGEST.chunk_index, lambda: DIGEST)
         it.after(chunk, elapsed_ms, None)
-    it.before(DIGEST)
+    it.before(DIGEST.chunk_index, lambda: DIGEST)
+
+
+def test_what_is_compared_is_asked_for_only_where_a_comparison_is_due() -> None:
+    asked: list[int] = []
+
+    def digest(chunk: int) -> ScalarDigest:
+        asked.append(chunk)
+        return DIGEST
+
+    it = replace(check(peer_ms=20.0), every=3)
+    for chunk in range(7):
+        it.before(chunk, partial(digest, chunk))
+    assert asked == [0, 3, 6]
 
 
 def test_a_rank_that_is_far_slower_than_another_is_named() -> None:
@@ -151,13 +165,13 @@ def test_a_fixed_chunk_that_changed_is_named_with_its_rank() -> None:
 def test_a_numeric_setting_that_changed_is_named_before_the_next_chunk() -> None:
     settings = [("threads=1", f"matmul_precision={name}") for name in ("highest", "medium")]
     it = replace(check(peer_ms=None), numerics=lambda: settings[0])
-    it.before(DIGEST)
-    it.before(DIGEST)
+    it.before(DIGEST.chunk_index, lambda: DIGEST)
+    it.before(DIGEST.chunk_index, lambda: DIGEST)
     it.numerics = lambda: settings[1]
     with pytest.raises(
         IntegrityError, match=r"rank 1: .* matmul_precision=medium \(was matmul_precision=highest\)"
     ):
-        it.before(DIGEST)
+        it.before(DIGEST.chunk_index, lambda: DIGEST)
 
 
 def test_ranks_that_start_with_other_numeric_settings_are_named() -> None:
@@ -167,4 +181,4 @@ def test_ranks_that_start_with_other_numeric_settings_are_named() -> None:
 
     it = replace(check(peer_ms=20.0), gather=gather, numerics=lambda: ("cpu=AVX512", "threads=1"))
     with pytest.raises(ParityError, match="rank 1 has cpu=AVX512, rank 2 has cpu=AVX2"):
-        it.before(DIGEST)
+        it.before(DIGEST.chunk_index, lambda: DIGEST)
