@@ -9,8 +9,8 @@ from pathlib import Path
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun, Control, Record, Scheduled
 from scope_rt.control.inbox import Directive, ScheduledDirective
+from scope_rt.control.log_entries import recorded_transition
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
-from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory, read_history
@@ -259,16 +259,9 @@ class Recovery:
                     f"chunks were made, so that the stream cannot be resumed there; to start "
                     f"anew, delete {self._config.snapshot} and {log}"
                 )
-        transition = None
-        if event.transition_num_chunks:
-            transition = TransitionSpec(
-                num_chunks=event.transition_num_chunks,
-                method=Interpolation(event.transition_method),
-                bias_floor=event.transition_bias_floor,
-            )
         directive = Directive(
             conditioning=text,
-            transition=transition,
+            transition=recorded_transition(event),
             hard_cut=event.hard_cut,
             drop_in_flight=isinstance(event, Control) and event.drop_in_flight,
             recompute=event.recompute,

@@ -20,13 +20,13 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from scope_contracts.errors import FieldError, ScopeError, UserInputError, mismatch
+from scope_contracts.errors import ScopeError, UserInputError
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Control, Opened
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
+from scope_rt.control.log_entries import recorded_transition
 from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
-from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.feedback import Feedback, own_latents
@@ -308,24 +308,10 @@ def _recompute(opened: Opened, recipe: Recipe) -> tuple[str | None, int | None]:
 
 
 def _event(control: Control) -> ScheduledEvent:
-    transition = None
-    if control.transition_num_chunks:
-        try:
-            method = Interpolation(control.transition_method)
-        except ValueError as error:
-            choices = f"one of {', '.join(Interpolation)}"
-            raise FieldError(
-                mismatch("transition_method", got=control.transition_method, want=choices)
-            ) from error
-        transition = TransitionSpec(
-            num_chunks=control.transition_num_chunks,
-            method=method,
-            bias_floor=control.transition_bias_floor,
-        )
     return ScheduledEvent(
         chunk_index=control.chunk_index,
         prompt=control.prompt if control.embeds_sha256 else None,
-        transition=transition,
+        transition=recorded_transition(control),
         hard_cut=control.hard_cut,
         recompute=control.recompute,
     )

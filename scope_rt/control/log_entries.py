@@ -1,14 +1,24 @@
-"""What rank0 does, as records of the stream log."""
+"""What rank0 does, as records of the stream log; and what was asked for, from them."""
 
 import time
 from dataclasses import replace
 from hashlib import sha256
 
 from scope_contracts.envelope import LATENTS_OUT, PPEnvelope
-from scope_contracts.log_records import Control, Dropped, Failed, Finished, Planned, Retracted
+from scope_contracts.errors import FieldError, mismatch
+from scope_contracts.log_records import (
+    Control,
+    Dropped,
+    Failed,
+    Finished,
+    Planned,
+    Retracted,
+    Scheduled,
+)
 from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive
+from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.tensors import bytes_of, spec_of
 
 _MOST_ERROR_CHARACTERS = 4096
@@ -33,6 +43,24 @@ def control_records(chunk_index: int, directive: Directive) -> tuple[Control, ..
             transition_bias_floor=1.0 if transition is None else transition.bias_floor,
             recompute=directive.recompute,
         ),
+    )
+
+
+def recorded_transition(record: Control | Scheduled) -> TransitionSpec | None:
+    """The soft transition that was asked for.
+
+    Raises:
+        FieldError: its method is one that this version does not know.
+    """
+    if not record.transition_num_chunks:
+        return None
+    if record.transition_method not in list(Interpolation):
+        want = f"one of {', '.join(Interpolation)}"
+        raise FieldError(mismatch("transition_method", got=record.transition_method, want=want))
+    return TransitionSpec(
+        num_chunks=record.transition_num_chunks,
+        method=Interpolation(record.transition_method),
+        bias_floor=record.transition_bias_floor,
     )
 
 

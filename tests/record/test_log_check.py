@@ -20,6 +20,14 @@ RECORDS = [(opened(), b""), *(finished(index, values=VALUES) for index in range(
 DATA = packed([*RECORDS, (planned(8), b"")])
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a log to resume."""
+    path = tmp_path / "a.scope"
+    path.write_bytes(DATA)
+    return path
+
+
 def flip(path: Path, position: int) -> None:
     path.write_bytes(DATA[:position] + bytes([DATA[position] ^ 4]) + DATA[position + 1 :])
 
@@ -60,10 +68,8 @@ def test_flipped_latents_are_found_while_the_stream_goes_on(tmp_path: Path, posi
 
 
 def test_a_whole_log_is_resumed_without_a_word_and_its_writes_come_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.scope"
-    path.write_bytes(DATA)
     monkeypatch.setattr(log_check, "_TURN_S", 0.0)
     gate = threading.Event()
     entries = LogCheck._entries
@@ -84,19 +90,15 @@ def test_a_whole_log_is_resumed_without_a_word_and_its_writes_come_between(
     assert kinds(path)[-2:] == [type(planned(9)), Closed]
 
 
-def test_a_log_that_is_closed_is_read_no_further(tmp_path: Path) -> None:
-    path = tmp_path / "a.scope"
-    path.write_bytes(DATA)
+def test_a_log_that_is_closed_is_read_no_further(path: Path) -> None:
     log = StreamLog(path, resume=True)
     log.close()
     log.settle_check()
 
 
 def test_a_disk_that_gives_no_answer_to_the_check_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.scope"
-    path.write_bytes(DATA)
     back = threading.Event()
     monkeypatch.setattr(log_check, "STALL_TIMEOUT_S", 0.2)
     monkeypatch.setattr(LogCheck, "_entries", lambda check: iter(lambda: back.wait(20), True))
@@ -108,10 +110,8 @@ def test_a_disk_that_gives_no_answer_to_the_check_is_named(
 
 
 def test_a_log_that_is_gone_when_it_is_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.scope"
-    path.write_bytes(DATA)
 
     entries = LogCheck._entries
 

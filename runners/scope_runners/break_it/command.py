@@ -5,7 +5,7 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
@@ -179,11 +179,8 @@ def _run_trials(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> b
     results: list[TrialResult] = []
     for result in suite.trials(cases):
         results.append(result)
-        if not print_json:
-            print(f"{result.trial}: {result.outcome}", file=sys.stderr, flush=True)
-    plain = [asdict(result) for result in results]
-    print(json.dumps(plain, indent=2) if print_json else detectors_table(results), flush=True)
-    return all(result.shows_it for result in results)
+        _say(f"{result.trial}: {result.outcome}", print_json=print_json)
+    return _tell(results, detectors_table(results), print_json=print_json)
 
 
 def _run_numeric(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> bool:
@@ -191,9 +188,20 @@ def _run_numeric(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> 
     results: list[NumericResult] = []
     for result in suite.numeric(cases):
         results.append(result)
-        if not print_json:
-            end = "found, and not without its layer" if result.shows_it else "NOT as it must be"
-            print(f"{result.fault}: {end}", file=sys.stderr, flush=True)
+        end = "found, and not without its layer" if result.shows_it else "NOT as it must be"
+        _say(f"{result.fault}: {end}", print_json=print_json)
+    return _tell(results, numeric_table(results), print_json=print_json)
+
+
+def _say(progress: str, *, print_json: bool) -> None:
+    if not print_json:
+        print(progress, file=sys.stderr, flush=True)
+
+
+def _tell(
+    results: Sequence[TrialResult] | Sequence[NumericResult], table: str, *, print_json: bool
+) -> bool:
+    """Print what was found; whether all of it is as it must be."""
     plain = [asdict(result) for result in results]
-    print(json.dumps(plain, indent=2) if print_json else numeric_table(results), flush=True)
+    print(json.dumps(plain, indent=2) if print_json else table, flush=True)
     return all(result.shows_it for result in results)
