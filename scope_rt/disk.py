@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+_Calls = SimpleQueue[tuple[Future[Any] | None, Callable[[], Any]] | None]
 
 STALL_TIMEOUT_S = 60.0
 """How long one answer of a disk is waited for while a stream runs."""
@@ -71,10 +71,9 @@ class DaemonExecutor(Executor):
         self._calls.put((future, partial(fn, *args, **kwargs)))
         return future
 
-    @property
-    def num_pending(self) -> int:
-        """Calls that have not ended."""
-        return len(self._pending)
+    def post(self, fn: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Queue a call that raises nothing and whose end nobody waits for."""
+        self._calls.put((None, partial(fn, *args, **kwargs)))
 
     def cancel(self) -> None:
         """Forget what is queued; what is running goes on."""
@@ -95,8 +94,14 @@ class DaemonExecutor(Executor):
 
 def _run(calls: _Calls, pending: set[Future[Any]]) -> None:
     while (item := calls.get()) is not None:
-        _complete(*item)
-        pending.discard(item[0])
+        future, call = item
+        if future is None:
+            call()
+        else:
+            _complete(future, call)
+            pending.discard(future)
+            del future
+        del call
         del item  # or the last call and its owner would live until the next one
 
 

@@ -98,7 +98,7 @@ class PeerCheck:
         if evidence is not None:
             self._compare(chunk, evidence)
         busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
-        if self.gather is None:
+        if self.gather is None and self.slow_factor > 0:
             self._check_pace(chunk, [max(busy_ms, self._usual_ms()), self._usual_ms()])
         self._busy_ms = [*self._busy_ms[1 - NUM_REMEMBERED :], busy_ms]
 

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -104,8 +103,7 @@ class StreamLog:
         self._record_latents = record_latents
         self._chunk_index = -1
         self._lock = threading.Lock()
-        self._last: Future[None] | None = None
-        """The newest record's write."""
+        self._num_appended = self._num_written = 0
         self._disk = DaemonExecutor("stream-log")
         self._check: LogCheck | None = None
         try:
@@ -153,8 +151,10 @@ class StreamLog:
         with self._lock:
             if self.failure is not None or self._file is None:
                 return
-            self._last = self._disk.submit(self._write, record, blob)
-        if self._disk.num_pending > _MOST_WAITING or isinstance(record, _WRITTEN_AT_ONCE):
+            self._num_appended += 1
+            self._disk.post(self._write, record, blob)
+        is_behind = self._num_appended - self._num_written > _MOST_WAITING
+        if is_behind or isinstance(record, _WRITTEN_AT_ONCE):
             self.flush()
 
     def flush(self) -> None:
@@ -162,11 +162,10 @@ class StreamLog:
 
         Blocks for at most `STALL_TIMEOUT_S`.
         """
-        last = self._last
-        if last is None or self.failure is not None:
+        if self._num_written == self._num_appended or self.failure is not None:
             return
         try:
-            answer(last, timeout_s=STALL_TIMEOUT_S)
+            answer(self._disk.submit(_come_to_this), timeout_s=STALL_TIMEOUT_S)
         except StallError as error:
             self._fail(_reason(error))
 
@@ -196,6 +195,14 @@ class StreamLog:
 
     def _write(self, record: Record, blob: bytes) -> None:
         """On the disk's thread: one record, or as much of it as the disk has room for."""
+        try:
+            self._write_or_drop(record, blob)
+        except Exception as error:  # noqa: BLE001 - a bug of ours: no record may be missing unsaid
+            self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            self._num_written += 1
+
+    def _write_or_drop(self, record: Record, blob: bytes) -> None:
         if blob and not self._record_latents and isinstance(record, Finished):
             record, blob = replace(record, latents=None), b""
         if isinstance(record, Planned):
@@ -304,6 +311,10 @@ def _begun(file: int) -> int:
     os.ftruncate(file, 0)
     _write_at(file, 0, MAGIC)
     return len(MAGIC)
+
+
+def _come_to_this() -> None:
+    """All that was queued before has been done."""
 
 
 def _truncate(file: int, end: int) -> None:

@@ -183,6 +183,26 @@ def test_a_disk_that_does_not_answer_ends_the_log_and_a_late_write_changes_nothi
     assert path.stat().st_size == log.offset
 
 
+def test_whatever_keeps_a_record_from_being_written_ends_the_log_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(file: int, start: int, data: bytes) -> None:
+        raise TypeError("a bug of ours")
+
+    log = StreamLog(tmp_path / "a.scope")
+    log.append(opened())
+    before = log.offset
+    monkeypatch.setattr(stream_log, "_write_at", wrong)
+    log.append(planned(0))
+    log.flush()
+    monkeypatch.undo()
+    log.append(planned(1))
+    assert log.offset == before
+    assert "TypeError: a bug of ours" in (log.failure or "")
+    log.close()
+    assert kinds(tmp_path / "a.scope") == [Opened], "nothing follows what is missing"
+
+
 def test_a_writer_on_another_thread_may_append_too(tmp_path: Path) -> None:
     path = tmp_path / "a.scope"
     log = StreamLog(path)
