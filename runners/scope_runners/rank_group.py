@@ -71,8 +71,8 @@ class Failure:
         if self.code > 128:
             return f"rank {self.rank} ended by {signal.Signals(self.code - 128).name}"
         if self.is_wrong:
-            return f"rank {self.rank} ended by an error of integrity"
-        return f"rank {self.rank} failed"
+            return f"rank {self.rank} was the first to end by an error of integrity"
+        return f"rank {self.rank} was the first to fail"
 
 
 class RankGroup:

@@ -277,10 +277,10 @@ def test_a_group_is_not_restarted_without_end_when_starts_bring_no_progress(
     assert launch_again("7", most=2, progress=[False, True, False, False]) == 7
     assert len(list(folder.glob("*.started"))) == 4
     assert said(capfd) == [
-        "WARNING: rank 0 failed; starting again (1 of 2)",
-        "WARNING: rank 0 failed; starting again (1 of 2)",
-        "WARNING: rank 0 failed; starting again (2 of 2)",
-        "ERROR: rank 0 failed; 2 starts brought the stream no further",
+        "WARNING: rank 0 was the first to fail; starting again (1 of 2)",
+        "WARNING: rank 0 was the first to fail; starting again (1 of 2)",
+        "WARNING: rank 0 was the first to fail; starting again (2 of 2)",
+        "ERROR: rank 0 was the first to fail; 2 starts brought the stream no further",
     ]
 
 
@@ -290,8 +290,8 @@ def test_an_error_of_integrity_that_comes_again_is_not_tried_a_third_time(
     assert launch_again("4", most=3, progress=[True, False]) == INTEGRITY
     assert len(list(folder.glob("*.started"))) == 2
     assert said(capfd)[1:] == [
-        "ERROR: rank 0 ended by an error of integrity, as the start before; no start brings the "
-        "stream further"
+        "ERROR: rank 0 was the first to end by an error of integrity, as the start before; no "
+        "start brings the stream further"
     ]
 
 
@@ -322,7 +322,7 @@ def test_rank0_has_time_to_retract_what_another_rank_found_wrong(
     assert launch_again("late/0", f"{INTEGRITY}/0") == 0
     assert (folder / "rank0.spoke").exists()
     assert said(capfd) == [
-        "WARNING: rank 1 ended by an error of integrity; starting again (1 of 3)"
+        "WARNING: rank 1 was the first to end by an error of integrity; starting again (1 of 3)"
     ]
 
 
