@@ -73,6 +73,13 @@ def numeric_settings() -> tuple[str, ...]:
     return settings + cuda_settings() if _has_cuda() else settings
 
 
+def float32_products() -> tuple[str, ...]:
+    """What float32 products are rounded to, `none` and `ieee` not at all: on the CPU, and on a CUDA
+    device where there is one."""
+    backends = ("mkldnn", "cuda") if _has_cuda() else ("mkldnn",)
+    return tuple(str(_fp32(backend, "matmul")()) for backend in backends)
+
+
 def cuda_settings() -> tuple[str, ...]:
     """Those that hold on a CUDA device alone; `absent` where this PyTorch has no such switch."""
     variables = tuple(f"{name}={os.environ.get(name, '')}" for name in _READ_BY_CUDA)

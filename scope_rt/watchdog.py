@@ -2,7 +2,7 @@
 
 A thread looks at what the computing thread is in, for what that one cannot leave by itself: a
 kernel, a decode, a wait that nothing ends. Time in which this process did not run does not count.
-A thread that holds Python's own lock holds this one up too; no call of PyTorch does that.
+A thread that holds Python's own lock holds this one up too; PyTorch's calls let go of it.
 """
 
 import logging

@@ -1,6 +1,5 @@
 """Every switch that changes what code computes is among the settings that ranks compare."""
 
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ from scope_contracts.parity import ScalarDigest
 from scope_rt.mesh.peer_check import PeerReport
 from scope_rt.mesh.transfers import DIGEST_BYTES
 from scope_rt.numerics import cuda_settings, numeric_settings
+from tests import warm_python
 from tests.mesh.test_peer_check import DIGEST
 
 SWITCHES = {
@@ -63,7 +63,7 @@ for statement in sys.argv[1:]:
 def changed_by(*statements: str) -> list[set[str]]:
     """The settings that each of `statements` changes, one after another in one process."""
     command = [sys.executable, "-c", CHANGES, *statements]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    told = warm_python.run(command, timeout=60)
     assert told.returncode == 0, told.stderr
     return [set(line.split(",")) for line in told.stdout.splitlines()]
 
@@ -76,6 +76,30 @@ def test_every_switch_is_among_the_settings_once_it_is_changed() -> None:
 def test_a_switch_of_an_older_name_changes_the_setting_of_the_newest_name() -> None:
     for want, changed in zip(OLDER_NAMES.values(), changed_by(*OLDER_NAMES), strict=True):
         assert want <= changed, (want, changed)
+
+
+PRODUCTS = {
+    "pass": 2.0**-24,
+    "torch.backends.fp32_precision = 'tf32'": 2.0**-11,
+    "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'": 2.0**-8,
+    "torch.set_float32_matmul_precision('high')": 2.0**-11,
+    "torch.backends.cuda.matmul.fp32_precision = 'ieee'": 2.0**-24,
+}
+"""After each of these alone, what a product of float32 on the CPU may be off by."""
+ROUNDED = """
+import sys, torch
+from scope_rt.integrity.tolerance import Rounding
+exec(sys.argv[1])
+print(Rounding.of(torch.float32).work)
+"""
+
+
+@pytest.mark.parametrize("statement", PRODUCTS)
+def test_arithmetic_is_verified_as_it_is_set_by_whatever_name(statement: str) -> None:
+    command = [sys.executable, "-c", ROUNDED, statement]
+    told = warm_python.run(command, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert float(told.stdout) == PRODUCTS[statement]
 
 
 def test_no_switch_is_absent_from_this_pytorch() -> None:

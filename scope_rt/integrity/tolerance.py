@@ -21,14 +21,15 @@ import torch
 from numpy.typing import NDArray
 
 from scope_contracts.arithmetic import LAMBDA
+from scope_rt.numerics import float32_products
 
 Array = NDArray[np.float64]
 SQUARES_ROUNDOFF = 2.0**-24
 """Sums of squares are taken in float32, whatever the model's dtype."""
 SHARED = 16.0
 """Roundings that all numbers of a token share: mean, variance and root of a norm."""
-_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
-"""Unit roundoff of float32 products by `torch.get_float32_matmul_precision()`."""
+_PRODUCTS = {"none": 2.0**-24, "ieee": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8}
+"""Unit roundoff of float32 products, by what PyTorch rounds them to."""
 EXACT: Array = np.zeros((1, 1))
 """The error of what was observed."""
 
@@ -52,9 +53,7 @@ class Rounding:
         """As the process is set: float32 products may be rounded to TF32 or bfloat16 first."""
         work = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
         if dtype is torch.float32:
-            precision = torch.get_float32_matmul_precision()
-            tf32 = torch.cuda.is_available() and torch.backends.cuda.matmul.allow_tf32
-            work = max(work, _PRODUCTS[precision], _PRODUCTS["high" if tf32 else "highest"])
+            work = max(work, *(_PRODUCTS[name] for name in float32_products()))
         return cls(work, torch.finfo(dtype).eps / 2)
 
     @property
