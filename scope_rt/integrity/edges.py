@@ -35,7 +35,7 @@ from scope_rt.integrity.tolerance import Rounding
 from scope_rt.models.causal_wan import Modulation, TextKV
 from scope_rt.models.generator import ChunkGenerator
 
-_NOISE_EVERY = 2
+NOISE_EVERY = 2
 """In `default`, chunks to one of which a step's noise is drawn again: 0.2 % of a chunk each."""
 
 
@@ -132,7 +132,7 @@ class EdgeCheck:
         """
         chunk, is_strict = self._envelope.chunk_index, self._every == 1
         num_steps = len(self._envelope.denoising_step_list)
-        with suspect_from(chunk if is_strict else chunk + 1 - _NOISE_EVERY * num_steps):
+        with suspect_from(chunk if is_strict else chunk + 1 - NOISE_EVERY * num_steps):
             self._check_noise(latents)
         if self._watch is not None:
             self._calls = self._watch.calls
@@ -177,7 +177,7 @@ class EdgeCheck:
     def _check_noise(self, latents: Tensor) -> None:
         """The chunk's start and its re-noise are what this rank draws by itself."""
         envelope, hold = self._envelope, Hold(self._checks.noise, self._where)
-        turn, is_idle = divmod(envelope.chunk_index, 1 if self._every == 1 else _NOISE_EVERY)
+        turn, is_idle = divmod(envelope.chunk_index, 1 if self._every == 1 else NOISE_EVERY)
         if is_idle:
             return
         num, drawn = len(envelope.denoising_step_list), self._generator.noise_drawn
