@@ -376,6 +376,7 @@ class StreamSession:
             feedback=self._feedback,
             values=setup.value_rules,
             verify_within=setup.verify_within,
+            verify_survivors=self._rank.verify_survivors,
         )
         return StreamLoop(
             Planner(settings=setup.settings),

@@ -206,12 +206,14 @@ class RankGroup:
         self._failed.append(end)
         if self._stopped_by is not None and 0 in self._running:
             return  # rank0 ends the stream in order, for which it has its time
+        # What was computed wrong must not be resumed from: rank0 has time to write that down.
+        rank0_retracts = end.code == INTEGRITY and 0 in self._running
         if len(self._failed) > 1:
             if end.rank == 0:
                 self._bound(TERMINATE_S)  # nothing is left to finish the stream
+            elif rank0_retracts:  # a survivor of a loss has found it
+                self._deadline_s = time.monotonic() + ORDERLY_END_S
             return
-        # What was computed wrong must not be resumed from: rank0 has time to write that down.
-        rank0_retracts = end.code == INTEGRITY and 0 in self._running
         self._bound(ORDERLY_END_S if rank0_retracts else LINGER_S)
         if at_once:
             self._signals_left = [signal.SIGKILL]

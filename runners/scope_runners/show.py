@@ -19,6 +19,7 @@ from scope_contracts.errors import (
     ScopeError,
     UserInputError,
 )
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
@@ -65,6 +66,9 @@ class _Stage:
         history = session.history or StreamHistory()
         self.num_starts = history.num_starts
         """Processes that had this stream before this one."""
+        is_verified = job.setup.config.integrity.level is not IntegrityLevel.OFF
+        self.num_unverified = history.num_unverified(job.setup.verify_within) * is_verified
+        """Chunks that lost ranks made of what nobody can verify any more."""
         self.published = history.published if self.files.video.exists() else None
         """The video, where an earlier process was ended between joining it and its own end."""
         if self.published and (damage := check_written(self.files.video, self.published)):
@@ -286,6 +290,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
         recording_failure=stage.log.failure or stage.log.latents_failure,
         broken_on_purpose=run.session.broken_on_purpose,
         retractions=stage.retractions,
+        num_unverified=stage.num_unverified,
         files=stage.files,
     )
     story = scenes(chunks, job.timeline, fps=job.setup.recipe.fps)

@@ -139,6 +139,9 @@ class Totals:
     """How often the ranks were started again under the stream."""
     retracted: int
     """Chunks that were shown and may have been wrong."""
+    unverified: int
+    """Chunks made since all state of a rank was verified that was lost then: nobody can tell any
+    more what it held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +212,7 @@ def summarise(
     recording_failure: str | None,
     broken_on_purpose: str,
     retractions: Sequence[Retraction],
+    num_unverified: int,
     files: OutputFiles,
 ) -> StreamSummary:
     """The summary of a stream of at least one chunk."""
@@ -252,6 +256,7 @@ def summarise(
             generator_calls=sum(chunk.generator_calls for chunk in chunks),
             restarts=restarts,
             retracted=sum(each.last_chunk - each.first_chunk + 1 for each in retractions),
+            unverified=num_unverified,
         ),
         first_frame=FirstFrame(
             since_start_s=moments.first_frame_s - moments.started_s,
@@ -301,6 +306,9 @@ def table(summary: StreamSummary) -> str:
     lines += [
         f"{'retracted':<13} {retracted_chunks(each)}: {each.reason}" for each in summary.retractions
     ]
+    if totals.unverified:
+        made = f"{counted(totals.unverified, 'chunk')} by ranks that were lost"
+        lines.append(f"{'unverified':<13} {made}: what they held can be verified no more")
     lines.append(f"{'stage':<13} {'p50 ms':>9} {'p95 ms':>9} {'total s':>9}")
     lines += [
         f"  {stage:<11} {times.p50_ms:>9.2f} {times.p95_ms:>9.2f} {times.total_ms / 1e3:>9.2f}"

@@ -5,6 +5,7 @@ a chunk is handed out, so none is yielded twice and none is skipped. After an er
 what is saved is verified: chunks that were handed out and are not are retracted and planned again.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,13 @@ from functools import partial
 
 from torch import Tensor
 
-from scope_contracts.errors import DamageError, IntegrityError, ScopeError, UserInputError
+from scope_contracts.errors import (
+    DamageError,
+    IntegrityError,
+    LinkError,
+    ScopeError,
+    UserInputError,
+)
 from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.delivery import Delivery
@@ -29,6 +36,8 @@ from scope_rt.instruments import Instruments
 from scope_rt.record.stream_log import Log
 from scope_rt.tensors import bytes_of
 from scope_rt.vae.codec import StreamingDecoder
+
+_LOG = logging.getLogger(__name__)
 
 
 class StreamLoop:
@@ -159,7 +168,8 @@ class StreamLoop:
 
     @contextmanager
     def retracting(self) -> Iterator[None]:
-        """An `IntegrityError` in here retracts what is unverified, and names it."""
+        """An `IntegrityError` in here retracts what it speaks against, and names it; so does what
+        the ranks that are left after a loss find in what they hold."""
         try:
             yield
         except DamageError:  # of the log: no chunk is wrong
@@ -167,6 +177,31 @@ class StreamLoop:
         except IntegrityError as error:
             self._retract(error)
             raise
+        except LinkError as loss:
+            try:
+                self._verify_survivors()
+            except IntegrityError as error:
+                self._retract(error)
+                raise error from loss
+            raise
+
+    def _verify_survivors(self) -> None:
+        """Lost is not wrong: the cache is rebuilt from what was shown. That is made from what the
+        ranks hold who are left, which they verify, and from what the lost one held.
+
+        Raises:
+            IntegrityError: a rank holds something else.
+        """
+        silent = self._stages.verify_survivors()
+        chunks = self._unverified.not_verified
+        if silent and chunks:
+            _LOG.warning(
+                "rank %s held state that nobody can verify any more: chunks %d to %d, made since "
+                "all of it was verified last, stay as they are",
+                ", ".join(map(str, silent)),
+                chunks[0],
+                chunks[-1],
+            )
 
     def _retract(self, error: IntegrityError) -> None:
         """Retract what the error speaks against, and save where the stream continues without it.

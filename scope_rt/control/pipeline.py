@@ -6,7 +6,7 @@ worker, so an illegal order is refused before a byte leaves.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -103,6 +103,8 @@ class Stages:
     """What latents and pictures must be; None verifies neither."""
     verify_within: int = 1
     """M: a chunk is verified with the M - 1 after it; 1 is when it is shown."""
+    verify_survivors: Callable[[], tuple[int, ...]] = tuple
+    """After a loss: as `Rank.verify_survivors`."""
 
 
 class _Received(Enum):

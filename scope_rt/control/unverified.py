@@ -59,6 +59,11 @@ class Unverified:
         # The error comes with the next chunk, or a later one.
         return min(first, max(self._first_made, self._last + 2 - self._within))
 
+    @property
+    def not_verified(self) -> range:
+        """The chunks of this process that no rotation has verified yet."""
+        return range(self.first_suspect(self._last + 1), self._last + 1)
+
     def trusts_context(self, first_suspect: int) -> bool:
         """Whether all that was shown is verified, so that the stream goes on from it."""
         return self._within == 1 and first_suspect > self._last

@@ -94,7 +94,8 @@ class Heartbeat:
         """
         self._interval_s, self._patience_s = bound_s / BEATS_PER_BOUND, bound_s * _PATIENCE
         store = _Connection(meeting.connect(timeout_s=start_s, reads_s=self._patience_s))
-        self._values = SealedStore(store, meeting.key.derive("heartbeat"))
+        self.values = SealedStore(store, meeting.key.derive("heartbeat"))
+        """Over a connection of its own, which any thread may use."""
         self._point, self._rank, self._bound_s = meeting.point, meeting.rank, bound_s
         self._peers = [peer for peer in range(meeting.world_size) if peer != meeting.rank]
         self._abort, self._is_over = abort, is_over
@@ -157,7 +158,7 @@ class Heartbeat:
     def _report(self, failure: Failure, error: GroupError) -> GroupError:
         if self._lost is None:
             try:
-                first = self._values.write_first(_FAILURE, failure.encode())
+                first = self.values.write_first(_FAILURE, failure.encode())
             except dist.DistError:  # the store is gone too
                 self._lost = error
             else:
@@ -178,7 +179,7 @@ class Heartbeat:
 
     def _reported(self) -> GroupError | None:
         """What a rank has reported, if any has."""
-        reported = self._values.read(_FAILURE)
+        reported = self.values.read(_FAILURE)
         return None if reported is None else reported_error(reported)
 
     def _run(self) -> None:
@@ -228,11 +229,11 @@ class Heartbeat:
         return None
 
     def _beat(self, count: int) -> None:
-        self._values.write(_beat_key(self._rank), count.to_bytes(_COUNT_BYTES, "little"))
+        self.values.write(_beat_key(self._rank), count.to_bytes(_COUNT_BYTES, "little"))
 
     def _beat_of(self, peer: int) -> int:
         """The count of a rank; 0 where it has not written any, or others have written there."""
-        return int.from_bytes(self._values.read(_beat_key(peer)) or b"", "little")
+        return int.from_bytes(self.values.read(_beat_key(peer)) or b"", "little")
 
     def _is_leaving_after_pause(self, heard_s: dict[int, float]) -> bool:
         """Wait for the next beat; True when this rank leaves. A longer wait is not silence."""

@@ -32,6 +32,7 @@ from scope_rt.mesh.rendezvous import Meeting, meet
 from scope_rt.mesh.reported import GroupError
 from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shut_down
 from scope_rt.mesh.sums import GpuBackend, SumsGroup, TorchCollectives, open_sums
+from scope_rt.mesh.survivors import Survivors
 from scope_rt.mesh.transfers import Exchange, Transfers
 from scope_rt.topology import Topology
 from scope_rt.watchdog import Watchdog
@@ -100,6 +101,7 @@ class World:
             is_over=lambda: dist.group.WORLD is not self._default_group,
         )
         """Start it when the groups are built."""
+        self.survivors = Survivors(self.heartbeat.values, rank=meeting.rank)
         self._liveness = Liveness(self.heartbeat, watchdog)
         self._others = open_sockets()
         with (

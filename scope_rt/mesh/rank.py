@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from scope_contracts.envelope import PlanId
+from scope_contracts.errors import IntegrityError, LinkError
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys
@@ -115,7 +116,11 @@ class Rank:
             LinkError, ContractError, LifecycleError, ParityError: as `Worker.execute`.
         """
         with self.reporting():
-            self._serve()
+            try:
+                self._serve()
+            except LinkError as loss:
+                self._tell_what_is_held(loss)
+                raise
 
     def report(self, error: BaseException, *, chunk: int = NO_CHUNK) -> None:
         """Tell the other ranks why this one will leave, in the middle of `chunk`.
@@ -134,6 +139,35 @@ class Rank:
         except Exception as error:
             self.report(error, chunk=NO_CHUNK if self._worker is None else self._worker.chunk_index)
             raise
+
+    def verify_survivors(self) -> tuple[int, ...]:
+        """After a loss, on rank0: whether the ranks that are left hold what they should.
+
+        Blocks for as long as it takes to read this rank's own state, then `PATIENCE_S` at most.
+        Returns the generator ranks that did not vouch for theirs: lost ones can tell no more.
+
+        Raises:
+            IntegrityError: what a rank found in what it holds.
+        """
+        if self._world is None or not self._verifies:
+            return ()
+        others = set(self._setup.topology.generator_ranks)
+        if self._worker is not None:
+            self._worker.verify_held()
+            others.discard(self._setup.environment.rank)
+        return tuple(sorted(others - self._world.survivors.hear(others)))
+
+    def _tell_what_is_held(self, loss: LinkError) -> None:
+        """Raises `IntegrityError` where it is not what it should be: rank0 retracts, and does not
+        rebuild the cache from what was made of it."""
+        if self._world is None or self._worker is None:
+            return
+        try:
+            self._worker.verify_held()
+        except IntegrityError as error:
+            self._world.survivors.tell(error)
+            raise error from loss
+        self._world.survivors.tell(None)
 
     def _serve(self) -> None:
         assert self._worker is not None, "mesh ranks are generator ranks"

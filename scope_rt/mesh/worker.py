@@ -129,7 +129,15 @@ class Worker:
             IntegrityError: what this rank holds has changed since it was verified last.
         """
         self._lifecycle = self._entered(envelope)
-        if self._verifier is not None:
+        self.verify_held()
+
+    def verify_held(self) -> None:
+        """Verify all that this rank holds, also in the middle of a chunk that cannot be ended.
+
+        Raises:
+            IntegrityError: it has changed since it was verified last.
+        """
+        if self._verifier is not None and self.chunk_index >= 0:
             self._verifier.close(self.chunk_index)
 
     @property

@@ -72,6 +72,10 @@ class StreamHistory:
     damage: ContractError | None = None
     """Why nothing after the last record could be read, where no crash explains it."""
     _last_at_s: float = 0.0
+    _num_made: int = 0
+    """Chunks that the last start has shown; 0 once all of them were verified or retracted."""
+    _cut_short: list[int] = field(default_factory=list)
+    """The same of each start before that."""
     _retracted_at: int = 0
     """The byte at which the newest retraction begins."""
 
@@ -105,6 +109,8 @@ class StreamHistory:
         match record:
             case Opened(resumed_at_chunk=index):
                 self.closed = False
+                self._cut_short.append(self._num_made)
+                self._num_made = 0
                 if self.openings:
                     self._resume(index, gap_s=record.at_s - self._last_at_s)
                 self.openings.append(record)
@@ -118,6 +124,7 @@ class StreamHistory:
                 self.envelopes[envelope.chunk_index] = envelope
             case Finished(chunk_index=index):
                 self.finished[index] = record
+                self._num_made += 1
             case Dropped(chunk_index=index):
                 self.dropped[index] = record
             case Segment():
@@ -129,11 +136,17 @@ class StreamHistory:
             case Retracted(retraction=retraction):
                 self.retractions.append(retraction)
                 self._retracted_at = self.num_bytes
+                self._num_made = 0
             case Failed():
                 self.failures.append(record)
             case Closed():
-                self.closed = True
+                self.closed, self._num_made = True, 0
         self._last_at_s = record.at_s
+
+    def num_unverified(self, within: int) -> int:
+        """Chunks that are shown, and that a rank made less than `within` chunks before it was lost:
+        nobody can verify any more what it held."""
+        return sum(min(num, within - 1) for num in (*self._cut_short, self._num_made))
 
     def is_suspect(self, *, next_chunk: int, log_offset: int) -> bool:
         """Whether a snapshot before `next_chunk` and byte `log_offset` of the log has chunks that

@@ -111,6 +111,7 @@ def test_what_is_found_wrong_is_retracted_and_made_again_after_a_cut(
     assert recorded.first_chunk <= AT
     assert recorded.last_chunk - recorded.first_chunk == WITHIN - 2
     assert made.summary["totals"]["retracted"] == WITHIN - 1
+    assert made.summary["totals"]["unverified"] == 0
     if what is FLIPPED:
         assert f"rank {rank}: weight blocks.0.attn1.to_q.weight" in recorded.reason
         assert f"rank {rank}: weight" in made.said
@@ -123,6 +124,22 @@ def test_what_is_found_wrong_is_retracted_and_made_again_after_a_cut(
     clean = tmp_path / "clean"
     clean.mkdir()
     assert made.latents == clean_with_cut(clean, arguments, cut)
+
+
+def test_what_a_sample_finds_is_cut_from_the_video_as_far_back_as_it_may_be(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first sample after the change is that of chunk 8, layer 1 for the first time."""
+    bent: dict[str, Any] = {"action": "change_kernel", "point": FaultPoint.GENERATOR}
+    made = make(tmp_path, capfd, monkeypatch, ["--plan", "pp1"], Fault(rank=1, chunk=AT, **bent))
+    assert made.code == RETRACTED, made.said
+    (recorded,) = made.history.retractions
+    assert (recorded.first_chunk, recorded.last_chunk) == (0, 7)
+    assert "layer 1" in recorded.reason
+    assert made.summary["totals"]["retracted"] == 8
+    assert [epoch for _, epoch, _ in made.latents] == [1] * NUM_CHUNKS
+    assert num_frames(made.video) == made.summary["totals"]["frames"]
+    assert not any(chunk["is_suspect"] for chunk in made.summary["chunks"])
 
 
 def clean_with_cut(place: Path, arguments: Sequence[str], cut: int) -> list[tuple[int, int, str]]:
@@ -142,6 +159,31 @@ def test_a_killed_rank_is_a_loss_without_a_retraction(
     assert made.summary["retractions"] == made.history.retractions == []
     assert {epoch for _, epoch, _ in made.latents} == {0}
     assert any(chunk["recomputed"] for chunk in made.summary["chunks"])
+    assert made.summary["totals"]["unverified"] == WITHIN - 1
+    assert f"rank 2 held state that nobody can verify any more: chunks {AT - 2} to" in made.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "killed", "survivor"), [(PP1_TP2, 1, 2), (PP1_TP2, 2, 1), (TP2, 1, 0)]
+)
+def test_after_a_loss_nothing_is_made_from_what_a_survivor_holds_wrong(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    killed: int,
+    survivor: int,
+) -> None:
+    monkeypatch.setattr("tests.e2e.test_wrong_stream.WITHIN", 64)  # no rotation gets so far
+    flipped = Fault(rank=survivor, chunk=AT - 1, **FLIPPED)
+    made = make(
+        tmp_path, capfd, monkeypatch, arguments, flipped, Fault(rank=killed, chunk=AT, **KILLED)
+    )
+    assert made.code == RETRACTED, made.said
+    (recorded,) = made.history.retractions
+    assert f"rank {survivor}: weight blocks.0.attn1.to_q.weight" in recorded.reason
+    assert (recorded.first_chunk, recorded.last_chunk) == (0, AT - 1)
+    assert [epoch for _, epoch, _ in made.latents] == [1] * NUM_CHUNKS
 
 
 def test_without_a_restart_what_is_suspect_is_marked_and_a_resume_replaces_it(

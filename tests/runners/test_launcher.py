@@ -326,6 +326,14 @@ def test_rank0_has_time_to_retract_what_another_rank_found_wrong(
     ]
 
 
+def test_rank0_has_time_to_retract_what_a_survivor_of_a_loss_found_wrong(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_group, "LINGER_S", 0.3)
+    assert launch_again("late/0", "die/0", f"{INTEGRITY}/0") == 0
+    assert (folder / "rank0.spoke").exists()
+
+
 def test_a_rank_knows_whether_another_attempt_follows(folder: Path) -> None:
     assert launch_again("last", most=2) == 77
     assert len(list(folder.glob("*.started"))) == 3
