@@ -10,7 +10,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
@@ -87,6 +87,7 @@ def table(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
         f"{'made with':<10} scope-rt {opened.package_version}, torch {opened.torch_version}, "
         f"{opened.backend}, model {opened.model_fingerprint[:12]}",
         f"{'settings':<10} {opened.settings.partition(f'; {BROKEN_ON_PURPOSE}')[0] or 'unknown'}",
+        *_later_layouts(stream),
         f"{'came to':<10} {balance(stream, lines)}",
         *_without_latents(stream),
         *(f"{'broken':<10} on purpose: {what}" for what in sorted(_broken(stream))),
@@ -99,6 +100,14 @@ def table(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     for index, events in sorted(events_of(stream).items()):
         rows += [] if index in shown else [f"{index:>13}   {event}" for event in events]
     return "\n".join(map(printable, rows))
+
+
+def _later_layouts(stream: StreamHistory) -> Iterator[str]:
+    """A row for each start that continued on another plan or TP degree."""
+    for before, start in pairwise(stream.openings):
+        if (start.plan_id, start.tp_degree) != (before.plan_id, before.tp_degree):
+            layout = f"{start.plan_id} tp {start.tp_degree}"
+            yield f"{'later':<10} {layout}, from chunk {start.resumed_at_chunk} on"
 
 
 def _without_latents(stream: StreamHistory) -> Iterator[str]:

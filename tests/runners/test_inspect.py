@@ -101,6 +101,17 @@ def test_the_settings_are_told_that_a_stream_was_made_with(
     assert "broken     on purpose: a fault" in rows
 
 
+def test_a_restart_with_another_tp_degree_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = [(opened(), b""), (planned(0), b""), finished(0)]
+    later = [(opened(tp_degree=1, resumed_at_chunk=1), b""), (planned(1), b""), finished(1)]
+    inspect(write(tmp_path / "a.scope", [*first, *later]))
+    assert "later      pp1 tp 1, from chunk 1 on" in capsys.readouterr().out.splitlines()
+    inspect(write(tmp_path / "b.scope", story()))
+    assert "later " not in capsys.readouterr().out
+
+
 def test_chunks_without_latents_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
