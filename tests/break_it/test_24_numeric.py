@@ -30,6 +30,23 @@ def test_strict_shows_no_chunk_of_a_numeric_fault(broken: Broken, name: str) -> 
     assert (result.num_chunks, result.detected_chunks) == (chunk, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("head", "chunk 5, rank {}, call 0: head, number"),
+        ("start-noise", "chunk 8, rank {}: latents_in, number"),
+        ("text-made", "chunk 3, rank {}: text values of layer 0, number"),
+    ],
+)
+def test_what_all_ranks_compute_alike_names_itself_in_strict(
+    broken: Broken, name: str, stage: str
+) -> None:
+    result = broken(f"{name}/strict")
+    assert result.detected_chunks == 0
+    wants = [f"rank {rank}: IntegrityError: {stage.format(rank)}" for rank in (0, 1)]
+    assert any(map(" ".join(result.sentences).__contains__, wants)), result.sentences
+
+
 @pytest.mark.parametrize("name", ["latents-nan", "latents-repeated", "picture-blank"])
 def test_what_no_model_computes_is_refused_by_rank0_at_any_level(broken: Broken, name: str) -> None:
     result = broken(f"{name}/default")
