@@ -28,7 +28,7 @@ from scope_contracts.log_records import (
     Retracted,
     Segment,
 )
-from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
+from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError
 from scope_rt.faults import FaultPoint, Faults, NoFaults
 from scope_rt.file_lock import open_locked
 from scope_rt.record.log_check import LogCheck
@@ -164,10 +164,11 @@ class StreamLog:
         """
         if self._num_written == self._num_appended or self.failure is not None:
             return
-        try:
-            answer(self._disk.submit(_come_to_this), timeout_s=STALL_TIMEOUT_S)
-        except StallError as error:
-            self._fail(_reason(error))
+        written = threading.Lock()
+        written.acquire()
+        self._disk.post(written.release)
+        if not written.acquire(timeout=STALL_TIMEOUT_S):
+            self._fail(_reason(StallError(STALL_TIMEOUT_S)))
 
     def settle_check(self) -> None:
         """Return when all that was in the file to resume was read and compared.
@@ -311,10 +312,6 @@ def _begun(file: int) -> int:
     os.ftruncate(file, 0)
     _write_at(file, 0, MAGIC)
     return len(MAGIC)
-
-
-def _come_to_this() -> None:
-    """All that was queued before has been done."""
 
 
 def _truncate(file: int, end: int) -> None:
