@@ -11,7 +11,7 @@ at its place in the whole, add up to the digest of the whole. It finds damage, n
 knows the weights can find other bits of the same digest.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def bit_digest(tensor: Tensor, *, first_row: int = 0, first_column: int = 0) -> 
     num_rows = tensor.shape[0] if tensor.dim() else 1
     rows = tensor.reshape(num_rows, tensor.numel() // max(1, num_rows))
     digests = row_digests(rows, first_column)
-    weights = _on(tensor.device, _weights(_ROWS, first_row, num_rows))
+    weights = _weights(tensor.device, _ROWS, first_row, num_rows)
     return int(weighed(digests, weights)) % MODULUS
 
 
@@ -54,7 +54,7 @@ def row_digests(rows: Tensor, first_column: int = 0) -> Words:
     words = _words_of(rows)
     words_a_number = words.shape[-1] // max(1, rows.shape[-1])
     first, count = first_column * words_a_number, words.shape[-1]
-    return weighed(words, _on(rows.device, _weights(_COLUMNS, first, count)))
+    return weighed(words, _weights(rows.device, _COLUMNS, first, count))
 
 
 def _words_of(rows: Tensor) -> Words:
@@ -68,20 +68,23 @@ def weighed(words: Words, weights: Words) -> Words:
     """The sum of `words [..., count]` by their `weights [count]`, 64 bits, `[...]`."""
     if isinstance(words, np.ndarray):
         return np.einsum("...c,c->...", words, weights)  # without a copy in 64 bits
-    mask, flat_RC = _MASKS[words.element_size()], words.reshape(-1, words.shape[-1])
+    flat_RC = words.reshape(-1, words.shape[-1])
+    mask = torch.full((1,), _MASKS[words.element_size()], device=words.device)
     pieces = flat_RC.split(max(1, _PIECE // max(1, words.shape[-1])))
-    sums = torch.cat([((piece.long() & mask) * weights).sum(1) for piece in pieces])
+    sums = torch.cat([(piece & mask).mul_(weights).sum(1) for piece in pieces])
     return sums.view(words.shape[:-1])
 
 
-def _on(device: torch.device, weights: NDArray[np.uint64]) -> Words:
-    if device.type == "cpu":
-        return weights
-    return torch.from_numpy(weights.view(np.int64)).to(device)
-
-
-def _weights(sequence: int, first: int, count: int) -> NDArray[np.uint64]:
+def _weights(device: torch.device, sequence: int, first: int, count: int) -> Words:
+    if device.type != "cpu":
+        return _copied(device, sequence, first, count)
     return _pseudo_random(sequence, 1 << (first + count).bit_length())[first : first + count]
+
+
+@lru_cache(maxsize=64)
+def _copied(device: torch.device, sequence: int, first: int, count: int) -> Tensor:
+    weights = _weights(torch.device("cpu"), sequence, first, count)
+    return torch.from_numpy(weights.view(np.int64)).to(device)
 
 
 @cache

@@ -1,6 +1,5 @@
 """A digest tells where every bit stands, and those of shards add up."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -70,9 +69,13 @@ def test_other_devices_compute_the_digests_of_the_cpu(
     whole = numbers(dtype, 7, 6)
     monkeypatch.setattr(module, "_PIECE", 16)
     words = whole.view(module._WORDS[whole.element_size()])
-    columns = module._weights(module._COLUMNS, 0, words.shape[1]).view(np.int64)
-    by_device = module.weighed(words, torch.from_numpy(columns))
+    columns = weights_of(module._COLUMNS, words.shape[1])
+    by_device = module.weighed(words, columns)
     assert [number % MODULUS for number in by_device.tolist()] == row_digests(whole).tolist()
-    places = module._weights(module._ROWS, 0, len(whole)).view(np.int64)
-    of_all = module.weighed(torch.as_tensor(by_device), torch.from_numpy(places))
+    of_all = module.weighed(by_device, weights_of(module._ROWS, len(whole)))
     assert int(of_all) % MODULUS == bit_digest(whole)
+
+
+def weights_of(sequence: int, count: int) -> Tensor:
+    """As another device has them."""
+    return module._copied(torch.device("cpu"), sequence, 0, count)

@@ -71,9 +71,9 @@ class StateAudit:
             (self._weights, self._checks.weights),
             (self._derived, self._checks.derived),
         ):
-            names = [part.name for part in due if part.digests is digests]
-            noted = {name: digests.checksums[name] for name in names}
-            check(self._rank, chunk, noted, digests.now)
+            if names := [part.name for part in due if part.digests is digests]:
+                noted = {name: digests.checksums[name] for name in names}
+                check(self._rank, chunk, noted, digests.now)
         layers = [part.layer for part in due if part.digests is None]
         runs = [range(layer, layer + 1) for layer in layers]
         if layers and max(layers) - min(layers) + 1 == len(layers):

@@ -192,6 +192,8 @@ class SlotCache:
 
     def damaged(self, layers: range) -> list[tuple[int, int]]:
         found, self._left_damaged = self._left_damaged, []
+        if not layers:
+            return found
         # What was evicted a moment ago was attended to as well, and still lies there.
         return found + self._damaged_at(layers, sorted(self._frame_at))
 
@@ -203,7 +205,7 @@ class SlotCache:
 
     def _damaged_at(self, layers: range, frame_slots: Sequence[int]) -> list[tuple[int, int]]:
         """Layers and latent frames; slots that lie together are read in one go."""
-        if self._ledger is None or not layers:
+        if self._ledger is None:
             return []
         found: list[tuple[int, int]] = []
         tokens = self.spec.frame_tokens
