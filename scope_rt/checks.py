@@ -25,7 +25,10 @@ from scope_contracts.envelope import PPEnvelope, PPResult
 from scope_contracts.errors import DigestError, SlowRankError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.integrity import (
+    Emitted,
     check_derived,
+    check_emitted,
+    check_kept,
     check_numerics,
     check_replicated,
     check_rows,
@@ -41,7 +44,7 @@ from scope_contracts.parity import (
 from scope_contracts.preflight import preflight as check_envelope
 from scope_contracts.tensor_spec import TensorSpec
 from scope_contracts.weights import Checksums, check_loaded, check_unchanged
-from scope_rt.values import check_latents, check_picture
+from scope_rt.values import check_decoded, check_latents
 
 
 class _StateCheck(Protocol):
@@ -57,6 +60,16 @@ class _NumericsCheck(Protocol):
 class _LatentsCheck(Protocol):
     def __call__(
         self, chunk: int, latents_BFCHW: Tensor, *, previous: Tensor | None, limit: float | None
+    ) -> None: ...
+
+
+class _KeptCheck(Protocol):
+    def __call__(self, where: str, what: str, *, now: str, noted: str) -> None: ...
+
+
+class _EmittedCheck(Protocol):
+    def __call__(
+        self, chunk: Emitted, *, decoded: Emitted | None, before: Emitted | None
     ) -> None: ...
 
 
@@ -180,7 +193,15 @@ class Checks:
     """Rank0: was the result made from the planned scalars, on the planned cache?"""
     latents: _LatentsCheck = check_latents
     """Rank0: could a model have computed these latents?"""
-    picture: Callable[[int, Tensor, Tensor], None] = check_picture
-    """Rank0: do the frames of latents that vary show anything?"""
+    kept: _KeptCheck = check_kept
+    """Rank0: are latents, context and embeddings still what they were when they were made?"""
+    decoded: Callable[[int, Tensor, Tensor], None] = check_decoded
+    """Rank0: does a second decoder give the same frames?"""
+    codec: _KeptCheck = check_kept
+    """Rank0, at a start and every N chunks: does its codec show fixed latents as it always did?"""
+    text: _KeptCheck = check_kept
+    """Rank0, for a prompt and every N chunks: does its text encoder give the same embeddings?"""
+    emitted: _EmittedCheck = check_emitted
+    """Rank0: is what it hands out what it decoded, in order and once?"""
     is_dropped: Callable[[int, int], bool] = is_superseded
     """Rank0: was the result's epoch ended by a hard cut, so that it must not be shown?"""

@@ -3,10 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import IntegrityError, UserInputError
 from scope_contracts.log_records import Begun, Control, Record, Scheduled
 from scope_rt.control.inbox import Directive, ScheduledDirective
 from scope_rt.control.log_entries import recorded_transition
@@ -18,7 +17,7 @@ from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identi
 from scope_rt.record.stream_log import Log, NullLog, StreamLog
 from scope_rt.stream_identity import identity, opened
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.tensors import bytes_of
+from scope_rt.tensors import sha256_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +204,7 @@ class Recovery:
         header, point = loaded
         folder = self._store.folder
         check_identity(header, identity(self._setup), folder=folder)
+        self._check_latents(point, folder)
         log = self._log_to_resume(Path(header.log))
         history = read_history(log)
         if not history.openings:
@@ -245,20 +245,32 @@ class Recovery:
         again = [each for each in history.controls if each.chunk_index >= first]
         return point.after_cut(conditioning, [self._directive_of(each, log) for each in again])
 
+    def _check_latents(self, point: ResumePoint, folder: Path) -> None:
+        """Refuse latents that changed in memory before they were saved."""
+        if not self._setup.verifies:
+            return
+        for kept in point.tail.chunks:
+            where, now = f"latent frame {kept.start_frame}", sha256_of(kept.latents)
+            try:
+                self._instruments.checks.kept(where, "latents", now=now, noted=kept.latents_sha256)
+            except IntegrityError as error:
+                raise UserInputError(
+                    f"the snapshot {folder} has latents that were damaged before they were saved "
+                    f"({error}); to start anew, delete {folder}"
+                ) from error
+
     def _directive_of(self, event: Scheduled | Control, log: Path) -> ScheduledDirective:
         """What a record asks for: of the schedule, or of what took effect."""
         prompt = event.prompt
         if isinstance(event, Control) and not event.embeds_sha256:
             prompt = None
-        text = None if prompt is None else self._setup.conditioning(prompt)
-        if isinstance(event, Control) and text is not None:
-            now = sha256(bytes_of(text.embeds)).hexdigest()
-            if now != event.embeds_sha256:
-                raise UserInputError(
-                    f"the prompt of chunk {event.chunk_index} has other embeddings than when its "
-                    f"chunks were made, so that the stream cannot be resumed there; to start "
-                    f"anew, delete {self._config.snapshot} and {log}"
-                )
+        text = None if prompt is None else self._setup.conditioning(prompt, self._instruments)
+        if isinstance(event, Control) and text and text.embeds_sha256 != event.embeds_sha256:
+            raise UserInputError(
+                f"the prompt of chunk {event.chunk_index} has other embeddings than when its "
+                f"chunks were made, so that the stream cannot be resumed there; to start "
+                f"anew, delete {self._config.snapshot} and {log}"
+            )
         directive = Directive(
             conditioning=text,
             transition=recorded_transition(event),

@@ -23,6 +23,7 @@ from scope_rt.control.pipeline import Stages
 from scope_rt.control.planner import Planner
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.instruments import Instruments
+from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
@@ -246,6 +247,7 @@ class StreamSession:
         Raises:
             UserInputError: the prompt cannot be read, and the stream continues with the old one;
                 or this session is closed.
+            IntegrityError: encoding it twice gave two results; the stream continues likewise.
         """
         return self._post(self._directive(text, transition=transition))
 
@@ -357,10 +359,23 @@ class StreamSession:
         if prompt is None and transition is not None:
             raise UserInputError("a transition leads to a new prompt; give one with it")
         return Directive(
-            conditioning=None if prompt is None else self.setup.conditioning(prompt),
+            conditioning=None
+            if prompt is None
+            else self.setup.conditioning(prompt, self._instruments),
             transition=transition,
             hard_cut=hard_cut,
             recompute=recompute,
+        )
+
+    def _picture_check(self) -> PictureCheck | None:
+        if not self.setup.verifies:
+            return None
+        integrity = self.setup.config.integrity
+        return PictureCheck(
+            self.setup.rank_zero_parts(),
+            level=integrity.level,
+            within=integrity.verify_within,
+            checks=self._instruments.checks,
         )
 
     def _control(self, recovery: Recovery) -> StreamLoop:
@@ -375,6 +390,7 @@ class StreamSession:
             cache=setup.cache_spec,
             feedback=self._feedback,
             values=setup.value_rules,
+            pictures=self._picture_check(),
             verify_within=setup.verify_within,
             verify_survivors=self._rank.verify_survivors,
         )

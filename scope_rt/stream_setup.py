@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import Self
 
 import torch
+from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import UserInputError, shown
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.log_records import MAX_PROMPT_BYTES
@@ -23,11 +24,15 @@ from scope_rt.control.inbox import Conditioning
 from scope_rt.control.pipeline import ValueRules
 from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, RecomputeAnchor, choose_recompute
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
+from scope_rt.integrity.part_digests import PartDigests
+from scope_rt.integrity.pictures import RankZeroParts
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
-from scope_rt.tensors import TORCH_DTYPES
+from scope_rt.tensors import TORCH_DTYPES, sha256_of
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.topology import Topology
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
@@ -170,9 +175,14 @@ class StreamSetup:
         return self.model.fingerprint(self.dtype)
 
     @property
+    def verifies(self) -> bool:
+        """Whether numbers and state are verified."""
+        return self.config.integrity.level is not IntegrityLevel.OFF
+
+    @property
     def value_rules(self) -> ValueRules | None:
         """What latents and pictures must be; None where nothing is verified."""
-        if self.config.integrity.level is IntegrityLevel.OFF:
+        if not self.verifies:
             return None
         return ValueRules(latent_limit=self.recipe.latent_limit)
 
@@ -196,20 +206,48 @@ class StreamSetup:
             bring_up=self.config.mesh.bring_up,
         )
 
-    def conditioning(self, prompt: str) -> Conditioning:
-        """`prompt` and its embeddings, encoded once.
+    def conditioning(self, prompt: str, instruments: Instruments | None = None) -> Conditioning:
+        """`prompt` and its embeddings; encoded twice the first time, so that a slip is seen.
 
         Raises:
             UserInputError: the text encoder cannot read it, or it is too long to be logged.
+            IntegrityError: the second time gave other embeddings.
         """
+        instruments = instruments or Instruments()
         if prompt not in self._encoded:
             _check_prompt(prompt)
             while len(self._encoded) >= _MOST_PROMPTS:
                 del self._encoded[next(iter(self._encoded))]
-            with torch.inference_mode():  # an encoder may be a module with parameters
-                embeds = self.text_encoder([prompt])
-            self._encoded[prompt] = Conditioning(prompt, embeds)
+            embeds = instruments.faults.reach(FaultPoint.ENCODED, -1, self._encode(prompt))
+            text = Conditioning(prompt, embeds)
+            if self.verifies:
+                where, again = f"prompt {shown(prompt)}", sha256_of(self._encode(prompt))
+                instruments.checks.text(
+                    where, "its embeddings, encoded again,", now=again, noted=text.embeds_sha256
+                )
+            self._encoded[prompt] = text
         return self._encoded[prompt]
+
+    def _encode(self, prompt: str) -> Tensor:
+        with torch.inference_mode():  # an encoder may be a module with parameters
+            return self.text_encoder([prompt])
+
+    def _encoded_again(self) -> tuple[str, str] | None:
+        """Digests of a prompt's embeddings, encoded now and as they were first."""
+        for text in list(self._encoded.values())[:1]:  # another thread may add one
+            return sha256_of(self._encode(text.prompt)), text.embeds_sha256
+        return None
+
+    def rank_zero_parts(self) -> RankZeroParts:
+        """What rank0 makes pictures and embeddings with, to be verified; their weights are taken
+        to be right as they are now."""
+        return RankZeroParts(
+            decoder=self.decoder,
+            codec=self.codec_sizes,
+            pixel_multiple=self.geometry.pixel_multiple,
+            weights=PartDigests({"vae": self.codec, "text_encoder": self.text_encoder}),
+            encoded_again=self._encoded_again,
+        )
 
     def decoder(self) -> CheckedDecoder:
         """At the start of an epoch; for ranks that decode."""

@@ -1,9 +1,12 @@
 """The one table between the contract's dtypes and torch's, and what follows from it."""
 
 import hashlib
+import zlib
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scope_contracts.tensor_spec import DType, TensorSpec
@@ -45,6 +48,16 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def digest_of(tensor: Tensor) -> str:
     """BLAKE2b of a tensor's bytes, 16 bytes in hexadecimal."""
     return hashlib.blake2b(bytes_of(tensor), digest_size=16).hexdigest()
+
+
+def sha256_of(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes in hexadecimal: what a chunk's latents are known by."""
+    return hashlib.sha256(bytes_of(tensor)).hexdigest()
+
+
+def crc32_of(frames: NDArray[np.uint8]) -> int:
+    """CRC-32 of the numbers of pictures in C order: cheap enough to be taken of every picture."""
+    return zlib.crc32(np.ascontiguousarray(frames).data)
 
 
 def empty(spec: TensorSpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""A chunk of numbers that no model computes is refused before it is shown."""
+"""A chunk that no model computes, or no decoder shows, is refused before it is shown."""
 
 import torch
 from torch import Tensor
@@ -37,19 +37,29 @@ def check_latents(
         )
 
 
-def check_picture(chunk: int, latents_BFCHW: Tensor, frames_BTHWC: Tensor) -> None:
-    """Refuse frames of one single value, decoded from latents that are not constant.
-
-    Raises:
-        IntegrityError: naming the chunk.
-    """
+def is_constant(frames_BTHWC: Tensor) -> bool:
+    """Whether every number of the picture is the same: a fade, or a decoder that is broken."""
     flat = frames_BTHWC.reshape(-1)
     for looked_at in (flat[:: max(1, flat.numel() // _SAMPLE)], flat):
         low, high = looked_at.aminmax()
         if low != high:
-            return
-    if latents_BFCHW.min() != latents_BFCHW.max():
+            return False
+    return True
+
+
+def check_decoded(chunk: int, frames_BTHWC: Tensor, again_BTHWC: Tensor) -> None:
+    """Compare frames with what another decoder made of the same latents, bit for bit.
+
+    Raises:
+        IntegrityError: naming the chunk, and the first frame that differs.
+    """
+    if frames_BTHWC.shape != again_BTHWC.shape:
+        got, want = list(frames_BTHWC.shape), list(again_BTHWC.shape)
+        raise IntegrityError(f"chunk {chunk}: rank 0: decoded frames {got}, decoded again {want}")
+    if not torch.equal(frames_BTHWC, again_BTHWC):
+        differs = frames_BTHWC != again_BTHWC
+        frame = int(differs.flatten(2).any(2).any(0).nonzero()[0])
         raise IntegrityError(
-            f"chunk {chunk}: every number of the picture is {int(low)}, and the latents are not "
-            "constant; the decoder is broken"
+            f"chunk {chunk}: rank 0: its latents were decoded to another picture than when decoded "
+            f"again: frame {frame} differs first, {int(differs.sum())} numbers in all"
         )

@@ -16,12 +16,15 @@ CONDITIONING_EMBEDS = "conditioning_embeds"
 CONTEXT_FRAMES_OVERRIDE = "context_frames_override"
 LATENTS_OUT = "latents_out"
 STATE_DIGEST = "state_digest"
+LATENTS_DIGEST = "latents_digest"
 
 INPUT_TENSORS = (LATENTS_IN, CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE)
 """The tensors an envelope may announce, in the order they travel."""
 
-OUTPUT_TENSORS = (LATENTS_OUT, STATE_DIGEST)
-"""The tensors of a result, in the order they travel; `parity.ScalarDigest.hash` is the second."""
+OUTPUT_TENSORS = (LATENTS_OUT, STATE_DIGEST, LATENTS_DIGEST)
+"""The tensors of a result, in the order they travel; `parity.ScalarDigest.hash` is the second, the
+SHA-256 of the first one's bytes the third."""
+LATENTS_DIGEST_BYTES = 32
 
 
 class MessageKind(StrEnum):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 
 from scope_contracts.errors import IntegrityError
@@ -53,6 +54,54 @@ def check_rows(rank: int, chunk: int, damaged: Sequence[tuple[int, int]]) -> Non
         raise IntegrityError(
             f"chunk {chunk}: rank {rank}: cached rows of layer {layer}, latent frame {frame}, are "
             f"not what was written{others}"
+        )
+
+
+def check_kept(where: str, what: str, *, now: str, noted: str) -> None:
+    """Compare the digest of `what` rank0 keeps with the one that was noted when it was made.
+
+    `where` begins the sentence: the chunk, as a rule.
+
+    Raises:
+        IntegrityError: naming it.
+    """
+    if now != noted:
+        raise IntegrityError(f"{where}: rank 0: {what} changed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emitted:
+    """What tells a chunk that is handed out from all others."""
+
+    chunk_index: int
+    cache_epoch: int
+    latents_sha256: str
+    frames_crc32: int
+    """0 where frames are the very array that was decoded, and nobody asked for more."""
+
+
+def check_emitted(chunk: Emitted, *, decoded: Emitted | None, before: Emitted | None) -> None:
+    """Refuse to hand out anything but the oldest chunk that was `decoded` and not handed out.
+
+    `before` is what was handed out last. After it comes the next index, or a later epoch.
+
+    Raises:
+        IntegrityError: naming what differs.
+    """
+    if decoded is None:
+        raise IntegrityError(f"chunk {chunk.chunk_index}: rank 0: is handed out again")
+    for name in ("chunk_index", "cache_epoch", "latents_sha256", "frames_crc32"):
+        got, want = getattr(chunk, name), getattr(decoded, name)
+        if got != want:
+            raise IntegrityError(
+                f"chunk {decoded.chunk_index}: rank 0: hands out {name} {got}, decoded was {want}"
+            )
+    if before is None or chunk.cache_epoch > before.cache_epoch:
+        return
+    got, want = (chunk.cache_epoch, chunk.chunk_index), (before.cache_epoch, before.chunk_index + 1)
+    if got != want:
+        raise IntegrityError(
+            f"chunk {chunk.chunk_index}: rank 0: hands out epoch, chunk {got}, want {want}"
         )
 
 

@@ -30,7 +30,7 @@ from scope_rt.record.stream_log import StreamLog
 from scope_rt.recovery import SavedResumePoints
 from scope_rt.stream_identity import identity
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.tensors import TORCH_DTYPES, spec_of
+from scope_rt.tensors import TORCH_DTYPES, sha256_of, spec_of
 
 HEIGHT, WIDTH = 480, 832
 LATENTS_SHAPE = (1, 3, 16, HEIGHT // 8, WIDTH // 8)
@@ -165,7 +165,11 @@ class _Stream:
     def next(self, latents: Tensor) -> ResumePoint:
         """After a chunk more."""
         envelope, self._planner = self._planner.next(hard_cut=False, new_text=False)
-        chunk = TailChunk(start_frame=envelope.current_start_frame, latents=latents)
+        chunk = TailChunk(
+            start_frame=envelope.current_start_frame,
+            latents=latents,
+            latents_sha256=sha256_of(latents),
+        )
         self._pending = [*self._pending, self._arrived(envelope)][-NUM_PENDING:]
         self._tail = self._tail.followed_by(chunk, sinks=self._sinks).trimmed(
             num_pending=len(self._pending), num_frames=NUM_TAIL_FRAMES

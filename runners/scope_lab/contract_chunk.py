@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices
-from scope_contracts.envelope import LATENTS_OUT, STATE_DIGEST, PPEnvelope, PPResult
+from scope_contracts.envelope import LATENTS_DIGEST, LATENTS_OUT, STATE_DIGEST, PPEnvelope, PPResult
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Opened, Planned
@@ -57,6 +57,9 @@ class SteadyChunk:
         answer = {
             LATENTS_OUT: chunks[-1].latents[None],
             STATE_DIGEST: torch.frombuffer(bytearray(digest), dtype=torch.uint8),
+            LATENTS_DIGEST: torch.frombuffer(
+                bytearray.fromhex(chunks[-1].latents_sha256), dtype=torch.uint8
+            ),
         }
         return cls(
             setup=session.setup,

@@ -118,7 +118,7 @@ class _Stage:
         if self.first_frame_s is None:
             self.first_frame_s = time.perf_counter()
         self.chunks[chunk.chunk_index] = ChunkRecord.of(chunk)
-        self.writer.write(chunk.frames, chunk_index=chunk.chunk_index)
+        self.writer.write(chunk.frames, chunk_index=chunk.chunk_index, crc32=chunk.frames_crc32)
 
     def records(self) -> list[ChunkRecord]:
         """All chunks that are in the video, an earlier process's too."""

@@ -1,7 +1,6 @@
 """A chunk says how it came to be: index, epoch, prompt, digest, calls and times travel with it."""
 
-import hashlib
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scope_contracts.envelope import PPEnvelope
-from scope_rt.tensors import bytes_of
+from scope_rt.tensors import crc32_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +30,8 @@ class Chunk:
     """Whether the cache was rebuilt from context before this chunk."""
     kv_cache_attention_bias: float
     stage_ms: dict[str, float]
+    frames_crc32: int | None = None
+    """Of `frames` as they were decoded, in `strict`: whoever keeps them for a while compares."""
 
     def __repr__(self) -> str:
         return (
@@ -43,28 +44,34 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """A chunk's result `latents` `[B, F, C, H/8, W/8]`, checked, before it is decoded."""
+    """A chunk's result `latents` `[B, F, C, H/8, W/8]`, checked, before it is decoded.
+
+    `latents_sha256` is of the bytes that the generator ranks agreed on; it goes with the latents
+    wherever they go.
+    """
 
     envelope: PPEnvelope
     prompt: str
     latents: Tensor
+    latents_sha256: str
     generator_calls: int
     stage_ms: dict[str, float]
 
-    def shown(self, frames_BTHWC: Tensor, *, decode_ms: float) -> Chunk:
-        """The chunk, with its decoded frames."""
-        start_ns = time.perf_counter_ns()
-        sha256 = hashlib.sha256(bytes_of(self.latents)).hexdigest()
-        digest_ms = (time.perf_counter_ns() - start_ns) / 1e6
+    def shown(
+        self, frames_BTHWC: Tensor, *, stage_ms: Mapping[str, float], with_crc32: bool
+    ) -> Chunk:
+        """The chunk, with its decoded frames and what that took."""
+        frames = frames_BTHWC[0].numpy()
         return Chunk(
             chunk_index=self.envelope.chunk_index,
             cache_epoch=self.envelope.cache_epoch,
             prompt=self.prompt,
-            frames=frames_BTHWC[0].numpy(),
+            frames=frames,
             latents=self.latents[0],
-            latents_sha256=sha256,
+            latents_sha256=self.latents_sha256,
             generator_calls=self.generator_calls,
             recomputed=self.envelope.do_kv_recompute,
             kv_cache_attention_bias=self.envelope.kv_cache_attention_bias,
-            stage_ms=self.stage_ms | {"decode": decode_ms, "digest": digest_ms},
+            stage_ms={**self.stage_ms, **stage_ms},
+            frames_crc32=crc32_of(frames) if with_crc32 else None,
         )

@@ -5,6 +5,7 @@ sinks and window. A recompute model is given an anchor and its last latents. Its
 oldest decoded frame, encoded again as if a video began there: that is what it was trained on.
 """
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from scope_contracts.errors import OrderError
 from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.models.recipe import Recipe
+from scope_rt.tensors import crc32_of, digest_of
 
 
 class AnchorEncoder(Protocol):
@@ -49,7 +51,11 @@ class ContextMemory:
         """A new epoch: nothing of the old one is context."""
         self._num_frames = 0
         self._sinks = self._recent = torch.empty(0)
+        self._sink_digests: tuple[str, ...] = ()
+        self._recent_digests: tuple[str, ...] = ()
+        """Of each latent frame, from when it came in."""
         self._frames = torch.empty(0, dtype=torch.uint8)
+        self._frame_crc32s: tuple[int, ...] = ()
 
     @property
     def needs_frames(self) -> bool:
@@ -61,11 +67,15 @@ class ContextMemory:
         if self._num_frames == 0:
             self._sinks = latents_BFCHW[:, :0]
             self._recent = latents_BFCHW[:, :0]
+        digests = _digests(latents_BFCHW)
         missing = self._num_sinks - self._sinks.shape[1]
         if missing > 0:
             self._sinks = torch.cat([self._sinks, latents_BFCHW[:, :missing]], dim=1)
+            self._sink_digests += digests[:missing]
         recent = torch.cat([self._recent, latents_BFCHW], dim=1)
-        self._recent = recent[:, max(0, recent.shape[1] - self._num_recent) :]
+        first = max(0, recent.shape[1] - self._num_recent)
+        self._recent = recent[:, first:]
+        self._recent_digests = (*self._recent_digests, *digests)[first:]
         self._num_frames += latents_BFCHW.shape[1]
 
     def remember_frames(self, frames_BTHWC: Tensor) -> None:
@@ -73,7 +83,9 @@ class ContextMemory:
         if self._anchored:
             before = [self._frames] if len(self._frames) else []
             frames = torch.cat([*before, frames_BTHWC], dim=1)
-            self._frames = frames[:, max(0, frames.shape[1] - self._buffer_frames) :]
+            first = max(0, frames.shape[1] - self._buffer_frames)
+            self._frames = frames[:, first:]
+            self._frame_crc32s = (*self._frame_crc32s, *_crc32s(frames_BTHWC))[first:]
 
     def context(self) -> Tensor:
         """`context_frames_override` of the next chunk, `[B, n, C, H/8, W/8]`; the oldest first.
@@ -86,11 +98,37 @@ class ContextMemory:
         if self._recipe.clean_pass:
             first_recent = self._num_frames - self._recent.shape[1]
             return torch.cat([self._sinks[:, :first_recent], self._recent], dim=1)
-        reaches_back = self._num_frames <= self._num_recent
-        if reaches_back or not self._anchored:
+        if not self._needs_anchor:
             return self._recent  # its oldest latent is the epoch's own first, or R0 was asked for
-        anchor = self._encode_anchor(self._frames[:, : self._anchor_frames])
-        return torch.cat([anchor.to(self._recent.dtype), self._recent[:, 1:]], dim=1)
+        return torch.cat([self._anchor(), self._recent[:, 1:]], dim=1)
+
+    def evidence(self, sent_BFCHW: Tensor) -> Iterator[tuple[str, str, str]]:
+        """What proves that `sent_BFCHW` is `context()`: what is compared, its digest now, and the
+        one it had when it came in. An anchor is encoded again."""
+        now = _digests(sent_BFCHW)
+        if self._recipe.clean_pass:
+            first_recent = self._num_frames - self._recent.shape[1]
+            noted = (*self._sink_digests[:first_recent], *self._recent_digests)
+        elif self._needs_anchor:
+            num = self._anchor_frames
+            crc32s = map(str, _crc32s(self._frames[:, :num]))
+            yield (
+                "frames of the anchor",
+                " ".join(crc32s),
+                " ".join(map(str, self._frame_crc32s[:num])),
+            )
+            anchor = self._anchor().to(sent_BFCHW.dtype)
+            noted = (*_digests(anchor), *self._recent_digests[1:])
+        else:
+            noted = self._recent_digests
+        yield "the context of a recompute", " ".join(now), " ".join(noted)
+
+    @property
+    def _needs_anchor(self) -> bool:
+        return self._anchored and self._num_frames > self._num_recent
+
+    def _anchor(self) -> Tensor:
+        return self._encode_anchor(self._frames[:, : self._anchor_frames]).to(self._recent.dtype)
 
     @property
     def sinks(self) -> Tensor:
@@ -105,4 +143,15 @@ class ContextMemory:
         self.reset()
         if sinks is not None:
             self._num_frames, self._sinks = num_frames, sinks
+            self._sink_digests = _digests(sinks)
             self._recent = sinks[:, :0]
+
+
+def _digests(latents_BFCHW: Tensor) -> tuple[str, ...]:
+    """One for each latent frame."""
+    return tuple(digest_of(frame) for frame in latents_BFCHW.unbind(1))
+
+
+def _crc32s(frames_BTHWC: Tensor) -> tuple[int, ...]:
+    """One for each picture."""
+    return tuple(crc32_of(frame.numpy()) for frame in frames_BTHWC.unbind(1))

@@ -16,14 +16,21 @@ from torch import Tensor
 
 from scope_contracts.errors import ScopeError
 from scope_rt.control.transition import TransitionSpec
+from scope_rt.tensors import sha256_of
 
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
-    """A prompt and its embeddings `[B, text_len, text_dim]`."""
+    """A prompt and its embeddings `[B, text_len, text_dim]`, with their digest since they were
+    made."""
 
     prompt: str
     embeds: Tensor
+    embeds_sha256: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.embeds_sha256:
+            object.__setattr__(self, "embeds_sha256", sha256_of(self.embeds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from hashlib import sha256
 
 from scope_contracts.envelope import LATENTS_OUT, PPEnvelope
 from scope_contracts.errors import FieldError, mismatch
@@ -19,7 +18,7 @@ from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive
 from scope_rt.control.transition import Interpolation, TransitionSpec
-from scope_rt.tensors import bytes_of, spec_of
+from scope_rt.tensors import spec_of
 
 _MOST_ERROR_CHARACTERS = 4096
 
@@ -29,13 +28,12 @@ def control_records(chunk_index: int, directive: Directive) -> tuple[Control, ..
     text, transition = directive.conditioning, directive.transition
     if directive == Directive():
         return ()
-    embeds_sha256 = "" if text is None else sha256(bytes_of(text.embeds)).hexdigest()
     return (
         Control(
             at_s=time.time(),
             chunk_index=chunk_index,
             prompt="" if text is None else text.prompt,
-            embeds_sha256=embeds_sha256,
+            embeds_sha256="" if text is None else text.embeds_sha256,
             hard_cut=directive.hard_cut,
             drop_in_flight=directive.drop_in_flight,
             transition_num_chunks=0 if transition is None else transition.num_chunks,

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -23,6 +24,7 @@ from scope_contracts.errors import (
 from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.delivery import Delivery
+from scope_rt.control.emission import Emission
 from scope_rt.control.inbox import ControlInbox, Directive, Taken
 from scope_rt.control.log_entries import finished_record, retracted_record
 from scope_rt.control.pipeline import Pipeline, Stages
@@ -68,6 +70,7 @@ class StreamLoop:
         self._log, self._record_latents, self._resume_points = log, record_latents, resume_points
         self._num_tail_frames = num_tail_frames
         self._delivery, self._tail = Delivery(), StreamTail()
+        self._emission = Emission(instruments.checks)
         position = Position(planner=planner)
         if resumed is not None:
             position = resumed.position(planner.settings)
@@ -108,6 +111,7 @@ class StreamLoop:
         self._delivery.begin()
         self._pipeline.delivered()
         self._unverified.begin(self.last_planned_chunk + 1)
+        self._emission.begin()
         self._first_scheduled, self._retraction, self._has_sent = 0, None, False
         self._is_rebuilt = True
 
@@ -136,6 +140,8 @@ class StreamLoop:
         self._delivery.ask(num_chunks, acknowledged)
         with self.retracting():
             for chunk in self._chunks():
+                if self._stages.values is not None:
+                    self._emission.verify(chunk)
                 yield chunk
                 self._check_is_newest(number)
 
@@ -165,6 +171,8 @@ class StreamLoop:
         self._is_closed = True
         self.inbox.close()
         self._pipeline.close()
+        if self._stages.pictures is not None and self._retraction is None:
+            self._stages.pictures.close(self.last_planned_chunk)
 
     @contextmanager
     def retracting(self) -> Iterator[None]:
@@ -275,43 +283,88 @@ class StreamLoop:
             self._save()
 
     def _finish(self, arrived: Arrived) -> Chunk:
-        """Decode a chunk and log it; from here on it is pending."""
-        if arrived.envelope.init_cache:
+        """Decode a chunk, verify its frames and log it; from here on it is pending."""
+        envelope = arrived.envelope
+        arrived = self._instruments.faults.reach(FaultPoint.ARRIVED, envelope.chunk_index, arrived)
+        if envelope.init_cache:
             self._decoder.reset()
-        start_ns = time.perf_counter_ns()
-        frames = self._decode(arrived.envelope.chunk_index, arrived.latents)
-        self._pipeline.decoded(arrived.envelope.chunk_index, frames)
-        chunk = arrived.shown(frames, decode_ms=(time.perf_counter_ns() - start_ns) / 1e6)
-        self._delivery.add(arrived)
-        self._unverified.add_shown(chunk.chunk_index, chunk.cache_epoch)
-        self._tail = self._tail.followed_by(
-            TailChunk(start_frame=arrived.envelope.current_start_frame, latents=arrived.latents),
+        frames, stage_ms = self._decode(arrived)
+        tail = self._tail.followed_by(
+            TailChunk(
+                start_frame=envelope.current_start_frame,
+                latents=arrived.latents,
+                latents_sha256=arrived.latents_sha256,
+            ),
             sinks=self._stages.context.sinks,
         )
-        record = finished_record(chunk, with_latents=self._record_latents)
-        # A copy, as it is written later: what the consumer does to its chunk must not be in it.
-        blob = bytes(bytes_of(chunk.latents)) if self._record_latents else b""
-        self._log.append(record, blob)
+        chunk = self._shown(arrived, frames, tail, stage_ms)
+        blob = self._blob(chunk)
+        self._pipeline.decoded(frames)
+        self._delivery.add(arrived)
+        self._unverified.add_shown(chunk.chunk_index, chunk.cache_epoch)
+        self._tail = tail
+        self._log.append(finished_record(chunk, with_latents=self._record_latents), blob)
         return chunk
 
-    def _decode(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
-        watched = self._instruments.watchdog.section(f"chunk {chunk_index}: decoding")
-        with self._instruments.trace.span(f"decode {chunk_index}", track="decode"), watched:
-            frames = self._decoder.decode(latents_BFCHW.float())
-        return self._instruments.faults.reach(FaultPoint.DECODED, chunk_index, frames)
+    def _decode(self, arrived: Arrived) -> tuple[Tensor, dict[str, float]]:
+        """A chunk's frames, and what the decode and proving its latents took."""
+        index, faults = arrived.envelope.chunk_index, self._instruments.faults
+        start_ns = time.perf_counter_ns()
+        watched = self._instruments.watchdog.section(f"chunk {index}: decoding")
+        with self._instruments.trace.span(f"decode {index}", track="decode"), watched:
+            decoder = faults.reach(FaultPoint.DECODER, index, self._decoder)
+            frames = decoder.decode(arrived.latents.float())
+        decoded_ns = time.perf_counter_ns()
+        # Afterwards: a decoder may not change them either.
+        latents = bytes_of(arrived.latents)
+        self._pipeline.check_kept(index, "latents at the decoder", latents, arrived.latents_sha256)
+        proved_ns = time.perf_counter_ns()
+        stage_ms = {
+            "decode": (decoded_ns - start_ns) / 1e6,
+            "digest": (proved_ns - decoded_ns) / 1e6,
+        }
+        return faults.reach(FaultPoint.DECODED, index, frames), stage_ms
+
+    def _shown(
+        self, arrived: Arrived, frames: Tensor, tail: StreamTail, stage_ms: dict[str, float]
+    ) -> Chunk:
+        """The chunk, whose frames are verified; `tail` ends with it."""
+        pictures = self._stages.pictures
+        if pictures is not None:
+            before = partial(tail.before_newest, pictures.num_frames_before)
+            index = arrived.envelope.chunk_index
+            with self._instruments.watchdog.section(f"chunk {index}: verifying its picture"):
+                pictures.verify(index, arrived.latents, frames, before=before)
+        is_strict = pictures is not None and pictures.is_strict
+        chunk = arrived.shown(frames, stage_ms=stage_ms, with_crc32=is_strict)
+        self._emission.decoded(chunk)
+        return chunk
+
+    def _blob(self, chunk: Chunk) -> bytes:
+        """A chunk's latents for the recording, verified; empty where it has none.
+
+        A copy, as it is written later: what the consumer does to its chunk must not be in it.
+        """
+        if not self._record_latents:
+            return b""
+        blob = bytes(bytes_of(chunk.latents))
+        self._pipeline.check_kept(
+            chunk.chunk_index, "latents for the recording", blob, chunk.latents_sha256
+        )
+        return blob
 
     def _redeliver(self) -> Iterator[Chunk]:
         """After a restart: decode the tail again, and yield what the consumer lacks of it."""
         if self._is_rebuilt:
             return
-        missing = self._delivery.missing()
-        first = len(self._tail.chunks) - len(missing)
+        missing, tail = self._delivery.missing(), self._tail
+        first = len(tail.chunks) - len(missing)
         start_ns = time.perf_counter_ns()
-        decoded = self._tail.replay(self._decoder, self._stages.context)
-        for index, frames in enumerate(self._watched(decoded)):
+        for index, frames in enumerate(tail.replay(self._decoder, self._stages.context)):
             if index >= first:
-                decode_ms = (time.perf_counter_ns() - start_ns) / 1e6
-                yield missing[index - first].shown(frames, decode_ms=decode_ms)
+                stage_ms = {"decode": (time.perf_counter_ns() - start_ns) / 1e6}
+                so_far = replace(tail, chunks=tail.chunks[: index + 1])
+                yield self._shown(missing[index - first], frames, so_far, stage_ms)
             start_ns = time.perf_counter_ns()
         self._is_rebuilt = True
 
@@ -333,6 +386,7 @@ class StreamLoop:
         if self._resume_points is not None:
             log_offset = self._log.offset
             if self._log.failure is None:  # else a later one would lead beyond the log's end
+                self._check_saved()
                 scheduled = self.inbox.scheduled()
                 point = resume_point(
                     self._pipeline,
@@ -346,3 +400,13 @@ class StreamLoop:
         if self._when_saved is not None:
             self._when_saved()
             self._when_saved = None
+
+    def _check_saved(self) -> None:
+        """The newest latents, which no resume point has yet, are those that were decoded."""
+        for arrived in list(self._delivery.pending)[-1:]:
+            self._pipeline.check_kept(
+                arrived.envelope.chunk_index,
+                "latents for the resume point",
+                bytes_of(arrived.latents),
+                arrived.latents_sha256,
+            )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from hashlib import sha256
 from typing import Protocol
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
+    LATENTS_DIGEST,
     LATENTS_IN,
     LATENTS_OUT,
     STATE_DIGEST,
@@ -41,10 +43,11 @@ from scope_rt.control.log_entries import (
 from scope_rt.control.position import Position
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
+from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import INITIAL, NoiseSource
 from scope_rt.record.stream_log import Log
-from scope_rt.tensors import TORCH_DTYPES, digest_of, specs_by_name, specs_of
+from scope_rt.tensors import TORCH_DTYPES, bytes_of, digest_of, sha256_of, specs_by_name, specs_of
 
 
 class MeshPort(Protocol):
@@ -100,7 +103,9 @@ class Stages:
     cache: KVCacheSpec
     feedback: Feedback = own_latents
     values: ValueRules | None = None
-    """What latents and pictures must be; None verifies neither."""
+    """What latents must be; None verifies neither them nor what rank0 keeps."""
+    pictures: PictureCheck | None = None
+    """Verifies what the decoder makes of them; None does not."""
     verify_within: int = 1
     """M: a chunk is verified with the M - 1 after it; 1 is when it is shown."""
     verify_survivors: Callable[[], tuple[int, ...]] = tuple
@@ -191,6 +196,7 @@ class Pipeline:
             planned = self._packed(envelope, following)
             envelope, tensors = faults.reach(FaultPoint.PLANNED, envelope.chunk_index, planned)
             checks.preflight(envelope, specs_by_name(tensors), stages.geometry)
+            self._check_sent(envelope.chunk_index, tensors, following)
             entered = checks.enter(self._lifecycle, envelope)
             lifecycle = entered.commit(envelope.expected_generator_calls)
         plan_ms = (time.perf_counter_ns() - start_ns) / 1e6
@@ -232,7 +238,7 @@ class Pipeline:
         sent = self.in_flight.popleft()
         envelope, start_ns = sent.envelope, time.perf_counter_ns()
         with self._instruments.trace.span("wait", track="control"):
-            result, latents = self._collect(sent)
+            result, latents, latents_sha256 = self._collect(sent)
         wait_ms = (time.perf_counter_ns() - start_ns) / 1e6
         if self._instruments.checks.is_dropped(result.cache_epoch, self._first_epoch):
             self._log.append(dropped_record(envelope))
@@ -242,11 +248,14 @@ class Pipeline:
             self._stages.context.reset()
         seen = self._stages.feedback(envelope.chunk_index, latents)
         self._stages.context.remember_latents(seen)
+        arrived = bytes_of(latents)  # and as remembered
+        self.check_kept(envelope.chunk_index, "latents on their way here", arrived, latents_sha256)
         self._received = _Received.NOT_DECODED
         return Arrived(
             envelope=envelope,
             prompt=sent.prompt,
             latents=latents,
+            latents_sha256=latents_sha256,
             generator_calls=result.observed_generator_calls,
             stage_ms={"plan": sent.plan_ms, "wait": wait_ms} | dict(result.stage_ms),
         )
@@ -261,15 +270,38 @@ class Pipeline:
                     chunk, latents_BFCHW, previous=previous, limit=limit
                 )
 
-    def decoded(self, chunk_index: int, frames_BTHWC: Tensor) -> None:
-        """The chunk that was received has these frames; a recompute may need them.
+    def check_kept(
+        self, chunk: int, what: str, latents: bytes | memoryview, latents_sha256: str
+    ) -> None:
+        """Verify that the bytes of latents are those that the generator ranks agreed on.
 
         Raises:
-            IntegrityError: they show nothing, though the latents vary.
+            IntegrityError: naming the chunk, and `what` changed.
         """
-        if self._stages.values is not None and self._latents is not None:
-            with suspect_from(chunk_index):
-                self._instruments.checks.picture(chunk_index, self._latents, frames_BTHWC)
+        if self._stages.values is not None:
+            now = sha256(latents).hexdigest()
+            with suspect_from(chunk):
+                self._instruments.checks.kept(f"chunk {chunk}", what, now=now, noted=latents_sha256)
+
+    def _check_sent(self, chunk: int, tensors: Mapping[str, Tensor], following: Position) -> None:
+        """What leaves is what was encoded, and what arrived of earlier chunks."""
+        if self._stages.values is None:
+            return
+        checks, evidence = self._instruments.checks, []
+        if CONDITIONING_EMBEDS in tensors and (text := following.text) is not None:
+            sent = tensors[CONDITIONING_EMBEDS]
+            evidence = [
+                ("the prompt's embeddings", sha256_of(text.embeds), text.embeds_sha256),
+                ("embeddings to be sent", sha256_of(sent), sha256_of(text.embeds.to(sent.dtype))),
+            ]
+        if CONTEXT_FRAMES_OVERRIDE in tensors:
+            evidence += self._stages.context.evidence(tensors[CONTEXT_FRAMES_OVERRIDE])
+        with suspect_from(chunk):
+            for what, now, noted in evidence:
+                checks.kept(f"chunk {chunk}", what, now=now, noted=noted)
+
+    def decoded(self, frames_BTHWC: Tensor) -> None:
+        """The chunk that was received has these frames; a recompute may need them."""
         self._stages.context.remember_frames(frames_BTHWC)
         self._received = _Received.NOT_DELIVERED
 
@@ -312,8 +344,8 @@ class Pipeline:
             tensors[CONTEXT_FRAMES_OVERRIDE] = self._stages.context.context().to(dtype)
         return replace(envelope, tensors=specs_of(tensors)), tensors
 
-    def _collect(self, sent: InFlight) -> tuple[PPResult, Tensor]:
-        """The result of a chunk and its latents, checked to be the answer to its envelope."""
+    def _collect(self, sent: InFlight) -> tuple[PPResult, Tensor, str]:
+        """The result of a chunk, its latents and their digest, checked to answer its envelope."""
         checks, faults = self._instruments.checks, self._instruments.faults
         with self._midway(sent.envelope.chunk_index):
             answer = self._stages.mesh.collect()
@@ -321,7 +353,7 @@ class Pipeline:
             checks.answer(sent.envelope, result)
             ran = tensors[STATE_DIGEST].numpy().tobytes()
             checks.state(sent.envelope, ran=ran, planned=sent.state_digest)
-        return result, tensors[LATENTS_OUT]
+        return result, tensors[LATENTS_OUT], tensors[LATENTS_DIGEST].numpy().tobytes().hex()
 
     @contextmanager
     def _midway(self, chunk: int) -> Iterator[None]:

@@ -103,17 +103,17 @@ class ResumePoint:
 
     def arrived(self) -> tuple[Arrived, ...]:
         """The pending chunks with their latents."""
-        latents = [chunk.latents for chunk in self.tail.chunks]
-        first = len(latents) - len(self.pending)
+        first = len(self.tail.chunks) - len(self.pending)
         return tuple(
             Arrived(
                 envelope=chunk.envelope,
                 prompt=chunk.prompt,
-                latents=latents[first + index],
+                latents=kept.latents,
+                latents_sha256=kept.latents_sha256,
                 generator_calls=chunk.generator_calls,
                 stage_ms=dict(chunk.stage_ms),
             )
-            for index, chunk in enumerate(self.pending)
+            for chunk, kept in zip(self.pending, self.tail.chunks[first:], strict=True)
         )
 
 

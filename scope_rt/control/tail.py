@@ -7,6 +7,7 @@ stored once. How many are needed follows from the codec (`decoder_context_frames
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from scope_rt.control.context import ContextMemory
@@ -15,10 +16,14 @@ from scope_rt.vae.codec import StreamingDecoder
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TailChunk:
-    """One chunk's `latents` `[B, F, C, H/8, W/8]`, from latent frame `start_frame` of its epoch."""
+    """One chunk's `latents` `[B, F, C, H/8, W/8]`, from latent frame `start_frame` of its epoch.
+
+    `latents_sha256` is of the bytes that the generator ranks agreed on.
+    """
 
     start_frame: int
     latents: Tensor
+    latents_sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +49,16 @@ class StreamTail:
     def without_newest(self, num_chunks: int) -> "StreamTail":
         """Without the newest chunks; a hard cut follows, which needs no `sinks`."""
         return StreamTail(chunks=self.chunks[: max(0, len(self.chunks) - num_chunks)])
+
+    def before_newest(self, num_frames: int) -> Tensor | None:
+        """Latents of the `num_frames` latent frames before the newest chunk, fewer where its epoch
+        has fewer; None where there are none."""
+        frames, place = [], len(self.chunks) - 1
+        while num_frames > 0 and place > 0 and self.chunks[place].start_frame > 0:
+            place -= 1
+            frames.append(self.chunks[place].latents[:, -num_frames:])
+            num_frames -= frames[-1].shape[1]
+        return torch.cat(frames[::-1], dim=1) if frames else None
 
     def replay(self, decoder: StreamingDecoder, context: ContextMemory) -> Iterator[Tensor]:
         """Decode the chunks again: yields the frames, uint8 `[B, T, H, W, 3]`, of each in turn.

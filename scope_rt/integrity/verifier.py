@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 
-import torch
 from torch import Tensor
 
 from scope_contracts.envelope import PPEnvelope
@@ -20,6 +19,7 @@ from scope_rt.integrity.made_state import MadeState
 from scope_rt.integrity.rotation import Digests
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.tensors import bytes_of
 
 AUDITED_CHUNKS = 8
 """In `default`, one chunk of so many has a token recomputed, and what enters and leaves the blocks
@@ -86,10 +86,10 @@ class Verifier:
         self._edges.begin(envelope, tensors, self._calls.calls(envelope, tensors))
         self._arithmetic.begin(envelope, tensors)
 
-    def end(self, chunk: int, latents_BFCHW: Tensor) -> RankEvidence:
+    def end(self, chunk: int, latents_BFCHW: Tensor, latents_sha256: str) -> RankEvidence:
         """Verify what was computed, and the share of the state that is due.
 
-        `latents_BFCHW` are the chunk's, on the CPU.
+        `latents_BFCHW` are the chunk's, on the CPU, `latents_sha256` is of their bytes.
 
         Raises:
             FingerprintError, IntegrityError: naming the rank and what is wrong.
@@ -101,9 +101,9 @@ class Verifier:
         with suspect_from(self._arithmetic.suspect_from):
             self._arithmetic.end()
         self._edges.end(latents_BFCHW)
-        digest = blake2b(digest_size=HASH_BYTES)
-        for tensor in (*self._generator.noise_drawn, latents_BFCHW):
-            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        digest = blake2b(latents_sha256.encode(), digest_size=HASH_BYTES)
+        for noise in self._generator.noise_drawn:
+            digest.update(bytes_of(noise))
         return RankEvidence(
             result=digest.hexdigest(),
             canary=self._canary.digest if self._ran_canary else "",

@@ -48,6 +48,7 @@ class _Header:
     is_generator: bool
     is_resumed: bool
     tail_start_frames: tuple[int, ...]
+    tail_sha256s: tuple[str, ...]
     position: StreamPosition
     tensors: tuple[TensorSpec, ...]
 
@@ -71,6 +72,7 @@ def encode_loaded(loaded: RankLoaded) -> bytes:
         is_generator=_HELD in tensors,
         is_resumed=point.tail is not None,
         tail_start_frames=tuple(chunk.start_frame for chunk in chunks),
+        tail_sha256s=tuple(chunk.latents_sha256 for chunk in chunks),
         position=point.position,
         tensors=specs_of(tensors),
     )
@@ -94,7 +96,7 @@ def decode_loaded(data: bytes) -> RankLoaded:
     held = checkpoint = None
     if header.is_generator:
         held, checkpoint = _checksums(tensors, _HELD), _checksums(tensors, _CHECKPOINT)
-    tail = _tail(tensors, header.tail_start_frames) if header.is_resumed else None
+    tail = _tail(tensors, header) if header.is_resumed else None
     point = MeshResumePoint(position=header.position, tail=tail)
     return RankLoaded(resume_point=point, held=held, checkpoint=checkpoint)
 
@@ -131,12 +133,16 @@ def _checksums(tensors: Mapping[str, Tensor], which: str) -> dict[str, int]:
     return dict(zip(names, sums, strict=True))
 
 
-def _tail(tensors: Mapping[str, Tensor], start_frames: tuple[int, ...]) -> StreamTail:
+def _tail(tensors: Mapping[str, Tensor], header: _Header) -> StreamTail:
+    start_frames, sha256s = header.tail_start_frames, header.tail_sha256s
+    if len(sha256s) != len(start_frames):
+        want = f"{len(start_frames)} digests"
+        raise WireError(mismatch("rank's report after loading", got=len(sha256s), want=want))
     names = [f"{_TAIL}{index}" for index in range(len(start_frames))]
     if missing := [name for name in names if name not in tensors]:
         raise WireError(mismatch("rank's report after loading", got=sorted(tensors), want=missing))
     chunks = tuple(
-        TailChunk(start_frame=start, latents=tensors[name])
-        for start, name in zip(start_frames, names, strict=True)
+        TailChunk(start_frame=start, latents=tensors[name], latents_sha256=sha256)
+        for start, name, sha256 in zip(start_frames, names, sha256s, strict=True)
     )
     return StreamTail(chunks=chunks, sinks=tensors.get(_SINKS))

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import (
+    LATENTS_DIGEST,
+    LATENTS_DIGEST_BYTES,
     LATENTS_OUT,
     STATE_DIGEST,
     MessageKind,
@@ -35,7 +37,7 @@ from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import located
 from scope_rt.mesh.result_wait import ResultWait
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.tensors import specs_of
+from scope_rt.tensors import sha256_of, specs_of
 
 Tensors = Mapping[str, Tensor]
 Answer = tuple[PPResult, dict[str, Tensor]]
@@ -103,14 +105,16 @@ class Worker:
             # Before any evidence of them: latents of a group that was ended are garbage.
             latents = self._result_wait.on_host(latents, chunk=chunk)
             elapsed_ms = (time.perf_counter_ns() - start_ns) / 1e6
-            evidence = None if self._verifier is None else self._verifier.end(chunk, latents)
+            latents_sha256 = sha256_of(latents)
+            verifier = self._verifier
+            evidence = None if verifier is None else verifier.end(chunk, latents, latents_sha256)
             self._peer_check.after(chunk, elapsed_ms, evidence)
         self._lifecycle = self._instruments.checks.commit(entered, budget.observed)
         indices, text = self._generator.cache.indices, self._generator.text_digest
-        state = state_hash(envelope, indices, conditioning=text)
         out = {
             LATENTS_OUT: latents,
-            STATE_DIGEST: torch.frombuffer(bytearray(state), dtype=torch.uint8),
+            STATE_DIGEST: _as_tensor(state_hash(envelope, indices, conditioning=text)),
+            LATENTS_DIGEST: _as_tensor(bytes.fromhex(latents_sha256)),
         }
         result = PPResult(
             call_id=envelope.call_id,
@@ -168,6 +172,10 @@ class Worker:
                 checks.count_call(budget)
 
         return enter
+
+
+def _as_tensor(digest: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
 class LocalMesh:
@@ -248,6 +256,7 @@ class RemoteMesh:
         want = (
             TensorSpec(LATENTS_OUT, self._geometry.dtype, shape),
             TensorSpec(STATE_DIGEST, DType.UINT8, (HASH_BYTES,)),
+            TensorSpec(LATENTS_DIGEST, DType.UINT8, (LATENTS_DIGEST_BYTES,)),
         )
 
         def admit(result: PPResult) -> None:

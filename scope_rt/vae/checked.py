@@ -15,7 +15,7 @@ class CheckedDecoder:
     """The decoder of `codec`; the shape and dtype of every chunk's frames are checked."""
 
     def __init__(self, codec: VideoCodec) -> None:
-        self._codec = codec
+        self.codec = codec
         self._decoder: StreamingDecoder = codec.streaming_decoder()
         self._starts_epoch = True
         self._last_BTHWC = torch.empty(0, dtype=torch.uint8)
@@ -28,7 +28,7 @@ class CheckedDecoder:
         Raises:
             UserInputError: the codec gave something else.
         """
-        codec = self._codec
+        codec = self.codec
         frames_BTHWC = self._decoder.decode(latents_BFCHW)
         batch, num_latents, _, rows, columns = latents_BFCHW.shape
         num = num_frames(codec, num_latents, starts_epoch=self._starts_epoch)

@@ -19,7 +19,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from scope_contracts.errors import RecordingError, UserInputError
+from scope_contracts.errors import IntegrityError, RecordingError, UserInputError
 from scope_contracts.log_records import Durable, Published, Segment
 from scope_rt.disk import (
     STALL_TIMEOUT_S,
@@ -29,6 +29,7 @@ from scope_rt.disk import (
     remedy,
 )
 from scope_rt.file_digest import FileDigest
+from scope_rt.tensors import crc32_of
 from scope_rt.trace import NullTrace, Trace
 from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.segment_file import SegmentDamageError
@@ -131,12 +132,20 @@ class VideoWriter:
         """Whole chunks that outlive this process, `earlier_chunks` included; for any thread."""
         return self._segments.num_chunks
 
-    def write(self, frames_THWC: NDArray[np.uint8], *, chunk_index: int | None = None) -> None:
+    def write(
+        self,
+        frames_THWC: NDArray[np.uint8],
+        *,
+        chunk_index: int | None = None,
+        crc32: int | None = None,
+    ) -> None:
         """Queue one chunk of uint8 RGB frames. The array is not copied: it must not change.
 
-        `chunk_index` is what the ledger is told; by default that after the last.
+        `chunk_index` is what the ledger is told; by default that after the last. `crc32` is of the
+        frames as they should be: a chunk that is another when it was encoded is not kept.
 
-        Raises `RecordingError` if an earlier chunk failed; whole chunks then stay for a resume.
+        Raises `RecordingError` if an earlier chunk failed, and `IntegrityError` if one had changed;
+        whole chunks then stay for a resume.
         """
         if (
             frames_THWC.shape[1:] != self._frame_shape
@@ -155,7 +164,7 @@ class VideoWriter:
             start_s = time.perf_counter()
             self._finish_oldest()
             self.blocked_s += time.perf_counter() - start_s
-        self._queued.append(self._thread.submit(self._encode, frames_THWC, chunk_index))
+        self._queued.append(self._thread.submit(self._encode, frames_THWC, chunk_index, crc32))
         self.num_frames += len(frames_THWC)
 
     def drain(self) -> None:
@@ -248,7 +257,9 @@ class VideoWriter:
             ) from error
         return encoder
 
-    def _encode(self, frames_THWC: NDArray[np.uint8], chunk_index: int | None) -> None:
+    def _encode(
+        self, frames_THWC: NDArray[np.uint8], chunk_index: int | None, crc32: int | None
+    ) -> None:
         if self._torn:
             return  # behind a chunk that failed, whose own error ends the recording
         start_s = time.perf_counter()
@@ -258,6 +269,11 @@ class VideoWriter:
             for frame_HWC in frames_THWC:
                 self._encoder.encode(frame_HWC)
             encode_ms = (time.perf_counter() - start_s) * 1e3
+            if crc32 is not None and crc32_of(frames_THWC) != crc32:
+                raise IntegrityError(
+                    f"chunk {chunk_index}: its frames changed while they waited to be encoded; "
+                    "who is given a chunk may not change its arrays"
+                )
             self._segments.commit_chunk(
                 chunk_index,
                 num_frames=len(frames_THWC),
@@ -273,6 +289,9 @@ class VideoWriter:
             answer(self._queued[0], timeout_s=self._stall_timeout_s)
         except _DISK_ERRORS as error:
             raise self._failure(error) from error
+        except IntegrityError:
+            self._end(keep=True)
+            raise
         self._queued.popleft()
 
     def _failure(self, error: Exception) -> RecordingError:

@@ -9,7 +9,7 @@ from torch import Tensor
 from scope_contracts import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
-    LATENTS_OUT,
+    OUTPUT_TENSORS,
     STATE_DIGEST,
     ChunkGeometry,
     DType,
@@ -134,7 +134,7 @@ class WorkerSide:
             *(envelope.call_id, envelope.chunk_index, envelope.cache_epoch),
         )
         assert result.observed_generator_calls == envelope.expected_generator_calls
-        assert [spec.name for spec in result.tensors] == [LATENTS_OUT, STATE_DIGEST]
+        assert [spec.name for spec in result.tensors] == list(OUTPUT_TENSORS)
         return out[STATE_DIGEST].numpy().tobytes()
 
 

@@ -12,6 +12,7 @@ from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
+    LATENTS_DIGEST,
     LATENTS_IN,
     LATENTS_OUT,
     STATE_DIGEST,
@@ -34,7 +35,7 @@ from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import SeededNoise
 from scope_rt.record.stream_log import Log
-from scope_rt.tensors import bytes_of, digest_of
+from scope_rt.tensors import bytes_of, digest_of, sha256_of
 from tests.tiny_folder import RECIPE
 
 GEOMETRY = ChunkGeometry(
@@ -89,7 +90,10 @@ class MemoryMesh:
             observed_generator_calls=envelope.expected_generator_calls,
         )
         self.contexts.append(tensors.get(CONTEXT_FRAMES_OVERRIDE))
-        self.answers.append((result, {LATENTS_OUT: tensors[LATENTS_IN], STATE_DIGEST: state}))
+        latents = tensors[LATENTS_IN]
+        sha256 = torch.frombuffer(bytearray.fromhex(sha256_of(latents)), dtype=torch.uint8)
+        out = {LATENTS_OUT: latents, STATE_DIGEST: state, LATENTS_DIGEST: sha256}
+        self.answers.append((result, out))
 
     def _end_frame(self, envelope: PPEnvelope) -> int:
         """Where the cache ends after the chunk, as a ring would have it."""

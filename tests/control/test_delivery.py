@@ -16,6 +16,7 @@ def arrived(chunk: int) -> Arrived:
         envelope=replace(envelope(chunk)),
         prompt="p",
         latents=torch.zeros(1),
+        latents_sha256="",
         generator_calls=1,
         stage_ms={},
     )

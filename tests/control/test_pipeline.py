@@ -76,7 +76,7 @@ def test_a_chunk_keeps_its_place_until_it_is_delivered() -> None:
     seen.append(state(pipeline))
     pipeline.receive()
     seen.append(state(pipeline))
-    pipeline.decoded(0, torch.zeros(1, 12, 1, 1, 3, dtype=torch.uint8))
+    pipeline.decoded(torch.zeros(1, 12, 1, 1, 3, dtype=torch.uint8))
     seen.append(state(pipeline))
     pipeline.delivered()
     seen.append(state(pipeline))

@@ -103,7 +103,7 @@ def tails(case: Case, num_pending: int) -> list[StreamTail]:
     rank0, tail, found = Rank0(case.decoder(), case.context()), StreamTail(), []
     for chunk, start in enumerate(STARTS):
         rank0.show(chunk)
-        one = TailChunk(start_frame=start, latents=latents_of(chunk))
+        one = TailChunk(start_frame=start, latents=latents_of(chunk), latents_sha256="")
         tail = tail.followed_by(one, sinks=rank0.context.sinks)
         held = min(num_pending, chunk + 1)
         tail = tail.trimmed(num_pending=held, num_frames=case.num_frames)

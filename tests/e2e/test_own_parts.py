@@ -71,9 +71,18 @@ def test_embeddings_carry_no_graph(tmp_path: Path) -> None:
     assert not job_of(tmp_path, RECIPE).setup.conditioning("a").embeds.requires_grad
 
 
-def test_a_codec_that_gives_other_frames_ends_the_stream_at_once(tmp_path: Path) -> None:
+def test_a_codec_that_gives_other_frames_is_refused_at_the_start(tmp_path: Path) -> None:
     register_codec("ParameterCodec", lambda _: ParameterCodec(lambda frames: frames[:, :-1]))
     job = job_of(tmp_path, RECIPE)
+    with pytest.raises(UserInputError, match="codec ParameterCodec: what decode gives: got"):
+        StreamSession(job.setup)
+
+
+def test_a_codec_that_gives_other_frames_ends_a_stream_that_verifies_nothing(
+    tmp_path: Path,
+) -> None:
+    register_codec("ParameterCodec", lambda _: ParameterCodec(lambda frames: frames[:, :-1]))
+    job = job_of(tmp_path, RECIPE, "--integrity", "off")
     with StreamSession(job.setup) as session:
         stream = session.stream("a", num_chunks=1)
         with pytest.raises(UserInputError, match=r"codec ParameterCodec: .*\[1, 8, 16, 32, 3\]"):

@@ -262,7 +262,7 @@ def test_a_closed_session_says_so_and_does_not_stream_on(folder: Path) -> None:
         session.prompt("blue square")
 
 
-def test_a_prompt_is_encoded_once_however_often_it_is_asked_for(
+def test_a_prompt_is_encoded_twice_however_often_it_is_asked_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[str] = []
@@ -279,7 +279,7 @@ def test_a_prompt_is_encoded_once_however_often_it_is_asked_for(
         list(session.stream("red circle", num_chunks=2, schedule=events))
         session.prompt("red circle")
         list(session.stream("blue square", num_chunks=1))
-    assert encoded == ["red circle", "blue square"]
+    assert encoded == 2 * ["red circle"] + 2 * ["blue square"]
 
 
 def test_the_model_folder_is_read_once_by_a_rank(

@@ -10,7 +10,7 @@ from scope_contracts.envelope import LATENTS_OUT
 from scope_contracts.errors import IntegrityError
 from scope_rt.control.chunk import Chunk
 from scope_rt.faults import FaultPoint
-from scope_rt.values import check_latents, check_picture
+from scope_rt.values import check_latents
 from tests.integrity.corruption import Change, stream
 
 AT = 2
@@ -56,15 +56,6 @@ def test_the_same_latents_again_are_refused() -> None:
     check_latents(5, latents + 1e-3, previous=latents, limit=None)
     with pytest.raises(IntegrityError, match="chunk 5: the latents are those of the chunk before"):
         check_latents(5, latents.clone(), previous=latents, limit=None)
-
-
-def test_a_picture_of_one_value_is_refused_unless_its_latents_are_constant() -> None:
-    latents, frames = torch.randn(1, 3, 4, 2, 2), torch.full((1, 12, 40, 40, 3), 16).byte()
-    with pytest.raises(IntegrityError, match="chunk 5: every number of the picture is 16"):
-        check_picture(5, latents, frames)
-    check_picture(5, torch.ones_like(latents), frames)
-    frames[0, 11, 39, 39, 2] = 17  # one that is not in the sample
-    check_picture(5, latents, frames)
 
 
 def test_a_recipe_that_states_no_limit_refuses_no_finite_number() -> None:

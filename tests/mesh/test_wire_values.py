@@ -23,8 +23,14 @@ POINT = MeshResumePoint(
     position=StreamPosition(call_id=4, chunk_index=3, cache_epoch=1, next_start_frame=9),
     tail=StreamTail(
         chunks=(
-            TailChunk(start_frame=6, latents=torch.arange(6.0).view(1, 2, 3, 1, 1)),
-            TailChunk(start_frame=0, latents=torch.ones(1, 2, 1, 1, 1, dtype=torch.bfloat16)),
+            TailChunk(
+                start_frame=6, latents=torch.arange(6.0).view(1, 2, 3, 1, 1), latents_sha256="a"
+            ),
+            TailChunk(
+                start_frame=0,
+                latents=torch.ones(1, 2, 1, 1, 1, dtype=torch.bfloat16),
+                latents_sha256="b",
+            ),
         ),
         sinks=torch.empty(0),
     ),

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -199,9 +200,9 @@ def test_a_writer_that_nobody_holds_any_more_ends_the_chunk_it_is_at_first(
     path, gate, ledger = tmp_path / "video.mp4", threading.Event(), MemoryLedger()
     encode = VideoWriter._encode
 
-    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8], index: int | None) -> None:
+    def gated(writer: VideoWriter, *chunk: Any) -> None:
         assert gate.wait(timeout=20)
-        encode(writer, frames_THWC, index)
+        encode(writer, *chunk)
 
     monkeypatch.setattr(VideoWriter, "_encode", gated)
     writer = VideoWriter(path, width=SIDE, height=SIDE, fps=16, ledger=ledger, keep_on_error=True)
@@ -218,7 +219,7 @@ def test_a_writer_whose_chunk_failed_unseen_lets_go_too(
 ) -> None:
     failed = threading.Event()
 
-    def fail(writer: VideoWriter, frames_THWC: NDArray[np.uint8], index: int | None) -> None:
+    def fail(writer: VideoWriter, *chunk: Any) -> None:
         failed.set()
         raise OSError(28, "No space left on device")
 
@@ -238,7 +239,7 @@ def test_an_exit_encodes_what_is_queued_only_to_keep_it(
 ) -> None:
     begun, gate, encoded = threading.Event(), threading.Event(), []
 
-    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8], index: int | None) -> None:
+    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8], *others: Any) -> None:
         begun.set()
         assert gate.wait(timeout=20)
         encoded.append(len(frames_THWC))
@@ -267,9 +268,9 @@ def test_a_full_queue_waits_and_says_for_how_long(
     gate = threading.Event()
     encode = VideoWriter._encode
 
-    def gated(writer: VideoWriter, frames_THWC: NDArray[np.uint8], index: int | None) -> None:
+    def gated(writer: VideoWriter, *chunk: Any) -> None:
         assert gate.wait(timeout=30)
-        encode(writer, frames_THWC, index)
+        encode(writer, *chunk)
 
     def answer_late(future: "Future[None]", *, timeout_s: float) -> None:
         threading.Timer(0.2, gate.set).start()

@@ -9,6 +9,8 @@ from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
+    LATENTS_DIGEST,
+    LATENTS_DIGEST_BYTES,
     LATENTS_IN,
     LATENTS_OUT,
     STATE_DIGEST,
@@ -115,6 +117,7 @@ _RESULT = PPResult(
     tensors=(
         TensorSpec(LATENTS_OUT, DType.FLOAT32, _LATENTS.shape),
         TensorSpec(STATE_DIGEST, DType.UINT8, (HASH_BYTES,)),
+        TensorSpec(LATENTS_DIGEST, DType.UINT8, (LATENTS_DIGEST_BYTES,)),
     ),
     stage_ms=(("generate", 81.5),),
 )

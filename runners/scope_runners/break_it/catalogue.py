@@ -14,6 +14,7 @@ from scope_runners.break_it.cases import (
     link,
     one_rank_computes,
     origin,
+    rank0,
     ranks,
     recompute,
     settings,
@@ -40,6 +41,7 @@ CASES: tuple[Case, ...] = tuple(
             *origin.CASES,
             *arithmetic.CASES,
             *edges.CASES,
+            *rank0.CASES,
         ),
         key=lambda case: case.number,
     )

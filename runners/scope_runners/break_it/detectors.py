@@ -63,7 +63,17 @@ class Detector(StrEnum):
     NUMERICS = "numerics"
     """The numeric settings of a process are those of its start, and those of the other ranks."""
     VALUES = "values"
-    """Latents and pictures are what a model can compute."""
+    """Latents are what a model can compute."""
+    KEPT = "kept"
+    """Latents, context and embeddings on rank0 are those that were made, wherever they are used."""
+    DECODED = "decoded"
+    """A second decoder gives the same frames."""
+    CODEC = "codec"
+    """The codec shows fixed latents as it did at the start."""
+    TEXT = "text"
+    """The text encoder gives a prompt the same embeddings twice."""
+    EMITTED = "emitted"
+    """What is handed out is what was decoded, in order and once."""
     HEARTBEAT = "heartbeat"
     """A rank that stops answering is named."""
     SLOW_RANK = "slow_rank"
@@ -131,7 +141,12 @@ _REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
         Detector.ROWS: {"rows": _nothing},
         Detector.REPLICATED: {"replicated": _nothing},
         Detector.NUMERICS: {"numerics": _nothing, "same_numerics": _nothing},
-        Detector.VALUES: {"latents": _nothing, "picture": _nothing},
+        Detector.VALUES: {"latents": _nothing},
+        Detector.KEPT: {"kept": _nothing},
+        Detector.DECODED: {"decoded": _nothing},
+        Detector.CODEC: {"codec": _nothing},
+        Detector.TEXT: {"text": _nothing},
+        Detector.EMITTED: {"emitted": _nothing},
         Detector.HEARTBEAT: {"heartbeat": _nothing},
         Detector.SLOW_RANK: {"pace": _nothing},
     }

@@ -10,7 +10,7 @@ from scope_runners.break_it.scenario import PP0
 
 _VALUES = partial(
     NumericFault,
-    layer=(Detector.VALUES,),
+    layer=(Detector.VALUES, Detector.KEPT, Detector.EMITTED),
     refusal=partial(refused_by_rank0, "IntegrityError"),
     topology=PP0,
 )
@@ -36,6 +36,7 @@ CASES = (
     ).cases(),
     *_VALUES(
         number=36,
+        layer=(Detector.DECODED,),
         name="picture-blank",
         description="the decoder shows nothing of latents that vary",
         action="blank",
