@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from scope_contracts.errors import UserInputError
-from scope_rt.environment_names import AFTER_WRONG, RESTARTS_AFTER_PROGRESS
+from scope_rt.environment_names import AFTER_WRONG, RESTARTS_AFTER_PROGRESS, UNSAID
 from scope_rt.stream_secret import StreamSecret
 
 
@@ -35,8 +35,10 @@ class LaunchEnvironment:
     restarts_after_progress: bool = False
     """Whether it does so in any case once this start has brought the work forward."""
     is_after_wrong: bool = False
-    """Whether the start before ended by an error of integrity: after another one none follows,
-    unless this start has brought the work forward."""
+    """Whether a rank of the start before ended by an error of integrity: after another one none
+    follows, unless this start has brought the work forward."""
+    wrong_is_unsaid: bool = False
+    """Whether rank0 may have been lost then before it retracted what that speaks against."""
     secret: StreamSecret | None = None
     """By which the ranks of one stream know each other; None where no one was given."""
 
@@ -62,7 +64,8 @@ class LaunchEnvironment:
             attempt=attempt,
             may_restart=attempt < _integer(env, "TORCHELASTIC_MAX_RESTARTS", 0),
             restarts_after_progress=env.get(RESTARTS_AFTER_PROGRESS) == "1",
-            is_after_wrong=env.get(AFTER_WRONG) == "1",
+            is_after_wrong=env.get(AFTER_WRONG, "0") != "0",
+            wrong_is_unsaid=env.get(AFTER_WRONG) == UNSAID,
             secret=StreamSecret.from_environment(env),
         )
 

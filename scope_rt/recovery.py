@@ -7,8 +7,9 @@ from pathlib import Path
 
 from scope_contracts.errors import IntegrityError, UserInputError
 from scope_contracts.log_records import Begun, Control, Record, Scheduled
+from scope_contracts.retraction import Retraction
 from scope_rt.control.inbox import Directive, ScheduledDirective
-from scope_rt.control.log_entries import recorded_transition
+from scope_rt.control.log_entries import recorded_transition, retracted_record
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
@@ -30,6 +31,8 @@ class Resumed:
     log_offset: int
     is_cut: bool
     """Whether `point` is not saved as it is: what the log told of it, the log will tell no more."""
+    unsaid: Retraction | None = None
+    """What rank0 was lost before it could retract."""
 
     @property
     def shown(self) -> list[tuple[int, int]]:
@@ -152,6 +155,8 @@ class Recovery:
             self._store.clear()  # not before: what is refused leaves it as it was
         if resumed is not None and resumed.is_cut and self.resume_points is not None:
             self.resume_points.save(resumed.point, log_offset=self._log.offset)
+        if resumed is not None and resumed.unsaid is not None:
+            self._log.append(retracted_record(resumed.unsaid))
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
         broken = self._instruments.broken_on_purpose
         self._log.append(opened(self._setup, resumed_at_chunk=next_chunk, broken_on_purpose=broken))
@@ -222,12 +227,25 @@ class Recovery:
                 f"the snapshot {folder} has chunks that were retracted after it was saved, and "
                 f"nothing is made from those; to start anew, delete {folder} and {log}"
             )
+        unsaid = None
+        if self._setup.environment.wrong_is_unsaid and not history.has_retracted:
+            first = history.first_made
+            unsaid = _retraction_from(first, history)
+            history.retractions += [] if unsaid is None else [unsaid]
+            num_shown = sum(first <= index < next_chunk for index in history.finished)
+            point = point.cut_before(first, num_shown=num_shown, epoch=history.last_epoch)
+            next_chunk = first
         is_cut = point.is_cut
         if is_cut:
             point = self._after_cut(point, history, log)
         history.forget(next_chunk)
         return Resumed(
-            log=log, history=history, point=point, log_offset=header.log_offset, is_cut=is_cut
+            log=log,
+            history=history,
+            point=point,
+            log_offset=header.log_offset,
+            is_cut=is_cut,
+            unsaid=unsaid,
         )
 
     def _after_cut(self, point: ResumePoint, history: StreamHistory, log: Path) -> ResumePoint:
@@ -305,6 +323,14 @@ class Recovery:
 
 
 def _allow() -> None: ...
+
+
+def _retraction_from(first: int, history: StreamHistory) -> Retraction | None:
+    """Of all chunks from there on: what was found, and how old it may be, was told to nobody."""
+    shown = [(index, each.cache_epoch) for index, each in sorted(history.finished.items())]
+    end = shown[-1][0] + 1 if shown else 0
+    reason = "a rank ended by an error of integrity, and rank0 was lost before it said which"
+    return Unverified(1, next_chunk=end, shown=shown).retract(first, reason)
 
 
 def _knows_its_run(environment: LaunchEnvironment) -> bool:

@@ -18,7 +18,7 @@ from scope_rt.mesh.meeting_point import host_store
 from scope_rt.stream_secret import new_secret_file
 from scope_runners import logs
 from scope_runners.fork_server import Event
-from scope_runners.rank_group import Attempt, RankGroup
+from scope_runners.rank_group import Attempt, Failure, RankGroup
 from scope_runners.stop_request import taking_stop_signals
 
 
@@ -85,7 +85,7 @@ def launch_attempts(
     `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one. Where a start ends by an
     error of integrity, as the one before, and has brought the work no further, none follows: the
     cause is no fault of a moment. Ranks of a start after such an error find
-    `SCOPE_AFTER_INTEGRITY_ERROR` = 1.
+    `SCOPE_AFTER_INTEGRITY_ERROR` = 1, or "unsaid" where rank0 may not have retracted anything.
     `on_event` is called with the number of the attempt and which rank started or ended.
     Where all ranks are stopped (SIGSTOP), none is left to name another: they are named and ended
     here, within `heartbeat_timeout_s`.
@@ -125,20 +125,20 @@ def _run_all(group: RankGroup, attempt_of: Callable[[int], Attempt], restarts: R
 
 def _repeat(group: RankGroup, attempt_of: Callable[[int], Attempt], restarts: Restarts) -> int:
     number = fruitless = 0
-    is_after_wrong = False
+    before: Failure | None = None
     while True:
         left = restarts.most - fruitless
         attempt = attempt_of(number)
-        failure = group.run(number, attempt, restarts_left=left, is_after_wrong=is_after_wrong)
+        failure = group.run(number, attempt, restarts_left=left, before=before)
         if failure is None:
             return 0
         if failure.is_final or not restarts.most:
             return failure.code
         came_further = restarts.made_progress is not None and restarts.made_progress()
-        if failure.is_wrong and is_after_wrong and not came_further:
+        if failure.is_wrong and before is not None and before.is_wrong and not came_further:
             _LOG.error("%s, as the start before; no start brings the stream further", failure)
             return failure.code
-        is_after_wrong = failure.is_wrong
+        before = failure
         fruitless = 1 if came_further else fruitless + 1
         if fruitless > restarts.most:
             _LOG.error("%s; %d starts brought the stream no further", failure, restarts.most)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-from scope_rt.environment_names import AFTER_WRONG
+from scope_rt.environment_names import AFTER_WRONG, UNSAID
 from scope_rt.mesh.rendezvous import named
 from scope_runners.exit_codes import BAD_INPUT, INTEGRITY, RETRACTED
 from scope_runners.fork_server import (
@@ -62,15 +62,20 @@ class Failure:
     is_final: bool
     """Another attempt would end the same way, or is not wanted."""
 
+    is_wrong: bool = False
+    """Whether a rank found something computed wrong, be it after another one was lost."""
+    is_unsaid: bool = False
+    """Whether rank0 ended otherwise, and may not have retracted what that speaks against."""
+
     @property
-    def is_wrong(self) -> bool:
-        """Whether something was computed wrong."""
-        return self.code == INTEGRITY
+    def told(self) -> str:
+        """What ranks of the next start find in `SCOPE_AFTER_INTEGRITY_ERROR`."""
+        return UNSAID if self.is_unsaid else str(int(self.is_wrong))
 
     def __str__(self) -> str:
         if self.code > 128:
             return f"rank {self.rank} ended by {signal.Signals(self.code - 128).name}"
-        if self.is_wrong:
+        if self.code == INTEGRITY:
             return f"rank {self.rank} was the first to end by an error of integrity"
         return f"rank {self.rank} was the first to fail"
 
@@ -104,10 +109,14 @@ class RankGroup:
         self._events.put(signal.Signals(signum))
 
     def run(
-        self, number: int, attempt: Attempt, *, restarts_left: int, is_after_wrong: bool
+        self, number: int, attempt: Attempt, *, restarts_left: int, before: Failure | None
     ) -> Failure | None:
-        """Run one attempt; returns when none of its ranks runs any more."""
-        self._start(number, attempt, last=number + restarts_left, is_after_wrong=is_after_wrong)
+        """Run one attempt; returns when none of its ranks runs any more.
+
+        `before` is what ended the one before.
+        """
+        after_wrong = "0" if before is None else before.told
+        self._start(number, attempt, last=number + restarts_left, after_wrong=after_wrong)
         rank0_is_done = False
         while self._running:
             event = self._next_event()
@@ -143,7 +152,7 @@ class RankGroup:
         if self._server is not None:
             self._server.close()
 
-    def _start(self, number: int, attempt: Attempt, *, last: int, is_after_wrong: bool) -> None:
+    def _start(self, number: int, attempt: Attempt, *, last: int, after_wrong: str) -> None:
         if self._server is None:
             self._server = ForkServer(self._module, self._environ, report=self._events.put)
         self._running = set(range(attempt.num_ranks))
@@ -154,7 +163,7 @@ class RankGroup:
             "WORLD_SIZE": str(attempt.num_ranks),
             "TORCHELASTIC_RESTART_COUNT": str(number),
             "TORCHELASTIC_MAX_RESTARTS": str(last),
-            AFTER_WRONG: str(int(is_after_wrong)),
+            AFTER_WRONG: after_wrong,
         }
         for rank in range(attempt.num_ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -232,6 +241,7 @@ class RankGroup:
         if not self._failed:
             return None
         unprompted = self._failed[: self._num_unprompted]
+        found = {end.rank for end in self._failed if end.code == INTEGRITY}
         killed = [end for end in unprompted if end.code < 0]
         cause = (killed or self._failed)[0]
         obeyed = cause.code in (BAD_INPUT, RETRACTED) or cause.code > 128
@@ -242,6 +252,8 @@ class RankGroup:
             rank=cause.rank,
             code=code,
             is_final=is_final or obeyed or self._stopped_by is not None,
+            is_wrong=bool(found),
+            is_unsaid=bool(found) and 0 not in found,
         )
 
     def _lose_server(self, code: int) -> None:

@@ -70,6 +70,28 @@ class ResumePoint:
         later = (event for event in events if event.chunk_index >= self.first_scheduled)
         return replace(self, later=tuple(later))
 
+    def cut_before(self, chunk_index: int, *, num_shown: int, epoch: int) -> "ResumePoint":
+        """The same stream continued by a hard cut before an earlier chunk; `num_shown` were shown
+        from there on, and its epochs so far end with `epoch`."""
+        counts, num_again = self.counts, self.counts.next_chunk_index - chunk_index
+        pending = self.pending[: max(0, len(self.pending) - num_shown)]
+        return replace(
+            self,
+            counts=PlannedCounts(
+                next_call_id=counts.next_call_id - num_again,
+                next_chunk_index=chunk_index,
+                cache_epoch=max(counts.cache_epoch, epoch),
+                next_start_frame=0,
+                chunks_in_epoch=0,
+            ),
+            conditioning=None,
+            transition=None,
+            num_acknowledged=self.num_acknowledged + len(self.pending) - num_shown - len(pending),
+            pending=pending,
+            tail=self.tail.without_newest(num_shown),
+            is_cut=True,
+        )
+
     def after_cut(
         self, conditioning: Conditioning | None, controls: Iterable[ScheduledDirective]
     ) -> "ResumePoint":

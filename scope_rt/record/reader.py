@@ -69,9 +69,12 @@ class StreamHistory:
     num_bytes: int = 0
     """Of whole records."""
     torn_bytes: int = 0
+    has_retracted: bool = False
+    """Whether the last start has."""
     damage: ContractError | None = None
     """Why nothing after the last record could be read, where no crash explains it."""
     _last_at_s: float = 0.0
+    _begun_at: int = 0
     _num_made: int = 0
     """Chunks that the last start has shown; 0 once all of them were verified or retracted."""
     _cut_short: list[int] = field(default_factory=list)
@@ -110,12 +113,13 @@ class StreamHistory:
             case Opened(resumed_at_chunk=index):
                 self.closed = False
                 self._cut_short.append(self._num_made)
-                self._num_made = 0
+                self._num_made, self.has_retracted = 0, False
                 if self.openings:
                     self._resume(index, gap_s=record.at_s - self._last_at_s)
                 self.openings.append(record)
             case Begun():
                 self.begun, self.scheduled = record, []
+                self._begun_at = max(self.envelopes, default=-1) + 1
             case Scheduled():
                 self.scheduled.append(record)
             case Control():
@@ -136,12 +140,22 @@ class StreamHistory:
             case Retracted(retraction=retraction):
                 self.retractions.append(retraction)
                 self._retracted_at = self.num_bytes
-                self._num_made = 0
+                self._num_made, self.has_retracted = 0, True
             case Failed():
                 self.failures.append(record)
             case Closed():
                 self.closed, self._num_made = True, 0
         self._last_at_s = record.at_s
+
+    @property
+    def first_made(self) -> int:
+        """The first chunk of the last start that is of the stream asked for last."""
+        return max(0, self.openings[-1].resumed_at_chunk, self._begun_at)
+
+    @property
+    def last_epoch(self) -> int:
+        """The highest that was planned; -1 before the first chunk."""
+        return max((each.cache_epoch for each in self.envelopes.values()), default=-1)
 
     def num_unverified(self, within: int) -> int:
         """Chunks that are shown, and that a rank made less than `within` chunks before it was lost:

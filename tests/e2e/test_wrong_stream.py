@@ -186,6 +186,22 @@ def test_after_a_loss_nothing_is_made_from_what_a_survivor_holds_wrong(
     assert [epoch for _, epoch, _ in made.latents] == [1] * NUM_CHUNKS
 
 
+def test_what_a_rank_found_is_retracted_though_rank0_is_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.e2e.test_wrong_stream.WITHIN", 64)
+    flipped = Fault(rank=2, chunk=AT - 2, **FLIPPED)
+    killed = Fault(rank=0, chunk=AT, action="kill", point=FaultPoint.COLLECTED)
+    made = make(tmp_path, capfd, monkeypatch, PP1_TP2, flipped, killed)
+    assert made.code == RETRACTED, made.said
+    (recorded,) = made.history.retractions
+    assert (recorded.first_chunk, recorded.last_chunk) == (0, AT - 1)
+    assert "rank0 was lost" in recorded.reason
+    assert [index for index, _, _ in made.latents] == list(range(NUM_CHUNKS))
+    assert [epoch for _, epoch, _ in made.latents] == [1] * NUM_CHUNKS
+    assert num_frames(made.video) == made.summary["totals"]["frames"]
+
+
 def test_without_a_restart_what_is_suspect_is_marked_and_a_resume_replaces_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
