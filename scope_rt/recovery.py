@@ -11,6 +11,7 @@ from scope_contracts.retraction import Retraction
 from scope_rt.control.inbox import Directive, ScheduledDirective
 from scope_rt.control.log_entries import recorded_transition, retracted_record
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
+from scope_rt.control.unverified import Unverified
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.reader import StreamHistory, read_history
