@@ -101,17 +101,22 @@ class Verifier:
         with suspect_from(self._arithmetic.suspect_from):
             self._arithmetic.end()
         self._edges.end(latents_BFCHW)
-        digest = blake2b(latents_sha256.encode(), digest_size=HASH_BYTES)
-        for noise in self._generator.noise_drawn:
-            digest.update(bytes_of(noise))
         return RankEvidence(
-            result=digest.hexdigest(),
+            result=self._result(latents_sha256),
             canary=self._canary.digest if self._ran_canary else "",
             expected_canary=self._canary.expected if self._ran_canary else "",
             canary_from=self._canary_from,
             sums=(*self._made.report(), *self._arithmetic.report()),
             sums_from=self._arithmetic.suspect_from,
         )
+
+    def _result(self, latents_sha256: str) -> str:
+        """With the noise, where another rank has drawn it as well."""
+        digest = blake2b(latents_sha256.encode(), digest_size=HASH_BYTES)
+        if self._generator.model.group.size > 1:
+            for noise in self._generator.noise_drawn:
+                digest.update(bytes_of(noise))
+        return digest.hexdigest()
 
     def close(self, chunk: int) -> None:
         """Verify all state once more after the last chunk: no later one would.

@@ -10,7 +10,7 @@ from scope_contracts.envelope import LATENTS_OUT
 from scope_contracts.errors import IntegrityError
 from scope_rt.control.chunk import Chunk
 from scope_rt.faults import FaultPoint
-from scope_rt.values import check_latents
+from scope_rt.values import check_latents, is_constant
 from tests.integrity.corruption import Change, stream
 
 AT = 2
@@ -60,3 +60,11 @@ def test_the_same_latents_again_are_refused() -> None:
 
 def test_a_recipe_that_states_no_limit_refuses_no_finite_number() -> None:
     check_latents(0, torch.tensor([1e30, -1e30]), previous=None, limit=None)
+
+
+@pytest.mark.parametrize("place", [0, 40_000, -1])
+def test_a_picture_with_one_other_number_is_not_constant(place: int) -> None:
+    frames = torch.full((1, 4, 64, 64, 3), 7, dtype=torch.uint8)
+    assert is_constant(frames)
+    frames.view(-1)[place] = 8
+    assert not is_constant(frames)

@@ -24,6 +24,7 @@ from scope_lab.counted_costs import (
 )
 from scope_rt import bit_digest
 from scope_rt.config import StreamConfig
+from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.slot_cache import SlotCache
 from scope_rt.models.generator import ChunkGenerator
@@ -88,7 +89,7 @@ def test_flops_and_weights_are_those_of_the_embedded_model(
 
 
 def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, part = defaultdict[str, int](int), ["state in rotation"]
+    read, part = defaultdict[str, int](int), ["elsewhere"]
     words_of, flush, leaving = bit_digest._words_of, RowLedger._flush, SlotCache._verify_leaving
     generate, generators = ChunkGenerator.generate, list[ChunkGenerator]()
 
@@ -97,10 +98,10 @@ def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPat
         return words_of(rows)
 
     def within(name: str, work: Any) -> Any:
-        def run(*arguments: Any) -> Any:
+        def run(*arguments: Any, **named: Any) -> Any:
             part.append(name)
             try:
-                return work(*arguments)
+                return work(*arguments, **named)
             finally:
                 part.pop()
 
@@ -113,6 +114,7 @@ def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bit_digest, "_words_of", counting)
     monkeypatch.setattr(RowLedger, "_flush", within("written", flush))
     monkeypatch.setattr(SlotCache, "_verify_leaving", within("replaced", leaving))
+    monkeypatch.setattr(StateAudit, "verify", within("rotation", StateAudit.verify))
     monkeypatch.setattr(ChunkGenerator, "generate", remember)
     with StreamSession(StreamConfig.of()) as session:
         for number, _ in enumerate(session.stream(PROMPT, num_chunks=WARM_UP + CHUNKS + 1), 1):
@@ -122,10 +124,10 @@ def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPat
                 got = dict(read)
     shapes = shapes_of(generators[-1])
     assert got["written"] == got["replaced"] == CHUNKS * 4 * rows_written(shapes)
-    assert got["state in rotation"] == 4 * state_numbers(shapes)
+    assert got["rotation"] == 4 * state_numbers(shapes)
     default = {cost.name: cost for cost in evidence(shapes, IntegrityLevel.DEFAULT)}
     assert CHUNKS * default["rows digested as written"].bytes_moved == got["written"]
-    assert CHUNKS * default["state in rotation"].bytes_moved == got["state in rotation"]
+    assert CHUNKS * default["state in rotation"].bytes_moved == got["rotation"]
 
 
 def test_default_is_a_small_share_of_the_flops_of_a_model_of_1_3b() -> None:
