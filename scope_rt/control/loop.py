@@ -80,6 +80,8 @@ class StreamLoop:
         self._is_rebuilt = resumed is None
         self._first_scheduled = 0 if resumed is None else resumed.first_scheduled
         self._is_closed, self._has_sent = False, resumed is not None
+        self._is_wrong = False
+        """Whether an error of integrity has ended this stream."""
         self._retraction: Retraction | None = None
         self._num_runs = 0
         self._last_saved = -1 if resumed is None else resumed.counts.next_chunk_index
@@ -113,7 +115,7 @@ class StreamLoop:
         self._unverified.begin(self.last_planned_chunk + 1)
         self._emission.begin()
         self._first_scheduled, self._retraction, self._has_sent = 0, None, False
-        self._is_rebuilt = True
+        self._is_rebuilt, self._is_wrong = True, False
 
     def run(
         self, num_chunks: int | None = None, *, acknowledged: Callable[[], int] | None = None
@@ -171,7 +173,7 @@ class StreamLoop:
         self._is_closed = True
         self.inbox.close()
         self._pipeline.close()
-        if self._stages.pictures is not None and self._retraction is None:
+        if self._stages.pictures is not None and not self._is_wrong:  # what is known is said once
             self._stages.pictures.close(self.last_planned_chunk)
 
     @contextmanager
@@ -216,6 +218,7 @@ class StreamLoop:
 
         What is found as the stream ends may accuse more than the error that ends it, or the same.
         """
+        self._is_wrong = True
         earlier = error.retraction = self._retraction
         first = self._unverified.first_suspect(error.suspect_from)
         if self._unverified.trusts_context(first):

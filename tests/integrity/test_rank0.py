@@ -436,3 +436,14 @@ def test_cuts_prompts_and_recomputes_are_no_false_alarm_in_strict() -> None:
     )
     assert len(shown) == 12
     assert [chunk.cache_epoch for chunk in shown][-1] == 2
+
+
+def test_an_error_of_rank0_is_said_once_and_with_the_chunk_that_it_is_of() -> None:
+    change = Change(FaultPoint.DECODER, AT, flip_codec_weight)
+    session = StreamSession(
+        StreamConfig.of(integrity="strict"), instruments=Instruments(faults=change)
+    )
+    with pytest.raises(FingerprintError, match=f"chunk {AT}: rank 0: weight vae"):
+        for _ in session.stream(PROMPT, num_chunks=AT + 2):
+            pass
+    session.close()
