@@ -1,13 +1,15 @@
 """A chunk that was computed wrong is refused, whichever kernel, flag, position or row was wrong.
 
-In each chunk one token of one layer and call in turn (all of them, one token each, where the level
-is strict) is computed again in float64, from the block's input to its output, and held against what
-the kernels gave and the cache kept. What all-reduces gave and got is summed for the comparison of
-ranks. Blocks that are not audited run as if there were no audit.
+Where the level is strict, all tokens of every layer and call are computed again, when the chunk
+ends; else one token of one layer and call in turn. They are held against what the kernels gave and
+the cache kept. What all-reduces gave and got is summed for the comparison of ranks. Blocks that are
+not audited run as if there were no audit.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,22 +20,34 @@ from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, LATENTS_IN, PPEnve
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.checks import Checks
-from scope_rt.integrity.audit_plan import Audit, CallPlan, RecomputeTurns, audits_of, calls_of
+from scope_rt.integrity.audit_plan import (
+    Audit,
+    CallPlan,
+    RecomputeTurns,
+    audit_in_turn,
+    calls_of,
+    whole_audits,
+)
 from scope_rt.integrity.cached_rows import largest_loss
+from scope_rt.integrity.call_weights import BlockWeights
 from scope_rt.integrity.linear_sums import to_array
-from scope_rt.integrity.oracle import BlockOracle, Stage
-from scope_rt.integrity.recorder import BlockRecord, BlockRecorder
-from scope_rt.integrity.tolerance import Rounding
+from scope_rt.integrity.oracle import BlockAudit, Stage
+from scope_rt.integrity.oracle_attention import of_batch, row_sums
+from scope_rt.integrity.recorder import BlockRecord, BlockRecorder, GivenRows
+from scope_rt.integrity.reduced_sums import ReducedSums, reduced_sums_of
+from scope_rt.integrity.tolerance import Array, Rounding
+from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.models.causal_wan import Block
 from scope_rt.models.generator import ChunkGenerator
 
-_REDUCED = (
-    "sums of squares of q and k",
-    "self-attention",
-    "sum of squares of the text's q",
-    "text attention",
-    "feed-forward",
-)
+
+class _Held(NamedTuple):
+    """What some records came to; on their device until the chunk ends."""
+
+    records: list[BlockRecord]
+    stages: list[Stage]
+    is_right: Tensor
+    sums: list[ReducedSums]
 
 
 class ArithmeticCheck:
@@ -60,13 +74,14 @@ class ArithmeticCheck:
         self._rounding = Rounding.of(generator.model.dtype)
         self._origin_frame = self._chunk = 0
         self._calls: list[CallPlan] = []
-        self._recorders: list[tuple[list[Audit], BlockRecorder]] = []
+        self._recorder: BlockRecorder | None = None
+        self._held: list[_Held] = []
         self._sums: tuple[ReducedSum, ...] = ()
         self._blocks: list[Block] = []
-        self._oracles: list[BlockOracle] = []
+        self._weights: BlockWeights | None = None
         if level is not IntegrityLevel.OFF:
             self._blocks = [each for each in generator.model.blocks if isinstance(each, Block)]
-            self._oracles = [BlockOracle(block, self._rounding) for block in self._blocks]
+            self._weights = BlockWeights(self._blocks)
         self._recomputes = RecomputeTurns(num_layers=len(self._blocks), every=self._every)
 
     def begin(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
@@ -89,26 +104,26 @@ class ArithmeticCheck:
             num_context=num_context,
         )
         audits = self._audits(latents.shape[0])
-        for layer, each in groupby(audits, key=lambda audit: audit.layer):
-            of_layer = list(each)
-            recorder = BlockRecorder(self._blocks[layer], of_layer, self._calls)
-            self._recorders.append((of_layer, recorder))
+        if audits and self._weights is not None:
+            watched = {audit.layer: self._blocks[audit.layer] for audit in audits}
+            self._recorder = BlockRecorder(
+                self._generator, self._weights, watched, audits, self._calls
+            )
 
     def _audits(self, batch: int) -> list[Audit]:
-        """Those of the chunk that begins, by layer."""
+        """Those of the chunk that begins, in the order in which blocks are entered."""
+        num_layers = len(self._blocks)
+        if self._level is IntegrityLevel.STRICT:
+            return whole_audits(num_layers, len(self._calls))
         audits: list[Audit] = []
-        is_strict = self._level is IntegrityLevel.STRICT
-        if not self._chunk % self._every:
-            audits += audits_of(
-                self._chunk // self._every,
-                num_layers=len(self._blocks),
-                calls=self._calls,
-                batch=batch,
-                is_strict=is_strict,
-            )
-        if self._calls[0].block_frames and not is_strict:
+        if self._calls[0].block_frames:
             audits += self._recomputes.audits(self._chunk, self._calls[0], batch=batch)
-        return sorted(audits, key=lambda audit: (audit.layer, audit.call))
+        if not self._chunk % self._every:
+            turn = self._chunk // self._every
+            audits.append(
+                audit_in_turn(turn, num_layers=num_layers, calls=self._calls, batch=batch)
+            )
+        return sorted(audits, key=lambda audit: (audit.call, audit.layer))
 
     def end(self) -> None:
         """Compute again what was watched; the cache must have advanced.
@@ -116,24 +131,37 @@ class ArithmeticCheck:
         Raises:
             IntegrityError: naming chunk, rank, call, layer, token and stage.
         """
-        watched, sums = list(self._recorders), []
+        recorder = self._recorder
+        if recorder is None:
+            self.abandon()
+            return
+        self._hold(recorder.records)
+        held, missed = self._held, recorder.missed()
         self.abandon()
-        for audits, recorder in watched:
-            records = recorder.records
-            if [record.audit for record in records] != audits:
-                where = self._where(audits[len(records)])
-                raise IntegrityError(f"{where}: the block was not entered")
-            sums += [each for record in records for each in self._sums_of(record)]
-            self._check_rows(records)
-            stages = self._oracles[audits[0].layer].stages(records)
-            self._check_stages(audits, list(stages))
-        self._sums = tuple(sums)
+        for each in held:
+            self._judge(each)
+        self._check_past(recorder.records)
+        if missed is not None:
+            wanted, entered = missed
+            self._checks.arithmetic(
+                Deviation(
+                    where=self._where(wanted),
+                    stage="the layer that was entered in this turn",
+                    got=math.nan if entered is None else entered,
+                    want=wanted.layer,
+                    bound=0.0,
+                )
+            )
+        for given in recorder.last_given:
+            self._check_kept(given)
+        sums = [sums for each in held for sums in each.sums]
+        self._sums = tuple(one for each in sums for one in each.on_host())
 
     def abandon(self) -> None:
         """Watch nothing any more, as after a chunk that failed."""
-        for _, recorder in self._recorders:
-            recorder.stop()
-        self._recorders, self._sums = [], ()
+        if self._recorder is not None:
+            self._recorder.stop()
+        self._recorder, self._held, self._sums = None, [], ()
 
     @property
     def suspect_from(self) -> int:
@@ -147,79 +175,182 @@ class ArithmeticCheck:
         """The last chunk's all-reduces, for `Checks.reduced_sums`; empty in a group of one."""
         return self._sums
 
-    def _where(self, audit: Audit) -> str:
-        return (
-            f"chunk {self._chunk}, rank {self._rank}, call {audit.call}, layer {audit.layer}, "
-            f"token {audit.token}"
+    @torch.inference_mode()
+    def _hold(self, records: Sequence[BlockRecord]) -> None:
+        """Compute `records` again, and let go of what they hold; waits for no device."""
+        assert self._weights is not None
+        for record in records:
+            fault = record.repeated and f"{record.repeated} more than once"
+            fault = fault or ", ".join(record.missing())
+            if fault:
+                raise IntegrityError(f"{self._where(record.audit)}: the block computed {fault}")
+        for _, each in groupby(records, key=_alike):
+            some = list(each)
+            stages = list(BlockAudit(self._weights, some, self._rounding).stages())
+            got, want, bound = (
+                torch.cat([getattr(stage, name).expand_as(stage.got) for stage in stages], dim=-1)
+                for name in ("got", "want", "bound")
+            )
+            is_right = ((got - want).abs_() <= bound).all()
+            sums = reduced_sums_of(some, self._rounding)
+            self._held.append(_Held(some, stages, is_right, sums))
+
+    def _where(self, audit: Audit, token: int | None = None) -> str:
+        where = f"chunk {self._chunk}, rank {self._rank}, call {audit.call}, layer {audit.layer}"
+        token = audit.token if token is None else token
+        return where if token is None else f"{where}, token {token}"
+
+    def _judge(self, held: _Held) -> None:
+        """The first stage of the first call and layer that is off is where the fault is."""
+        for record in held.records:
+            self._check_inputs(record)
+        if bool(held.is_right):
+            return
+        for number, record in enumerate(held.records):
+            for stage in held.stages:
+                self._check_stage(record, stage, number)
+
+    def _check_stage(self, record: BlockRecord, stage: Stage, number: int) -> None:
+        got, want = stage.got[number], stage.want[number]
+        excess = (got - want).abs() - stage.bound.expand_as(stage.got)[number]
+        if bool((excess <= 0).all()):
+            return
+        token, column = divmod(int(excess.argmax()), excess.shape[-1])
+        check = self._checks.linear_sums if stage.is_linear else self._checks.arithmetic
+        where_token = token % record.plan.num_tokens if record.audit.token is None else None
+        check(
+            Deviation(
+                where=self._where(record.audit, where_token),
+                stage=stage.name,
+                got=float(got[token, column]),
+                want=float(want[token, column]),
+                bound=float(stage.bound.expand_as(stage.got)[number, token, column]),
+            )
         )
 
-    def _sums_of(self, record: BlockRecord) -> list[ReducedSum]:
-        audit = record.audit
-        names = (f"call {audit.call}, layer {audit.layer}, {name}" for name in _REDUCED)
-        return [pair.on_host(name) for name, pair in zip(names, record.pairs, strict=False)]
-
-    def _check_stages(self, audits: Sequence[Audit], stages: Sequence[Stage]) -> None:
-        """The first stage that is off is where the fault is."""
-        got = np.concatenate([stage.got for stage in stages], axis=-1)
-        off = np.abs(got - np.concatenate([stage.want for stage in stages], axis=-1))
-        if (off <= np.concatenate([stage.bound for stage in stages], axis=-1)).all():
-            return
-        for stage in stages:
-            off = np.abs(stage.got - stage.want)
-            if (off <= stage.bound).all():
+    def _check_inputs(self, record: BlockRecord) -> None:
+        """A block gets what the one before gave, and what was made for its layer and call."""
+        changed = sum(map(bool, record.differ))
+        if changed:
+            where = self._where(record.audit)
+            self._checks.cached_rows(where, "rows that attention saw changed", changed, 0, 0)
+        layer = record.audit.layer
+        text = self._generator.text[layer]
+        modulation = self._generator.modulations[record.plan.timestep].layers[layer]
+        inputs = [
+            ("modulation", record.modulation, modulation),
+            ("text keys", record.text.k, text.k),
+            ("text values", record.text.v, text.v),
+        ]
+        if record.not_before is not None:
+            inputs.append(("block input", *record.not_before))
+        for name, got, want in inputs:
+            if got.data_ptr() == want.data_ptr() and got.shape == want.shape:
                 continue
-            shape, bound = off.shape, stage.bound
-            record, column = map(int, np.unravel_index((off - bound).argmax(), shape))
-            check = self._checks.arithmetic
-            if stage.is_linear:
-                check = self._checks.linear_sums
-            check(
+            off = (got.double() - want.double()).abs() if got.shape == want.shape else None
+            if off is not None and bool((off == 0).all()):
+                continue
+            at = 0 if off is None else int(off.argmax())
+            self._checks.arithmetic(
                 Deviation(
-                    where=self._where(audits[record]),
-                    stage=stage.name,
-                    got=float(stage.got[record, column]),
-                    want=float(stage.want[record, column]),
-                    bound=float(bound[record, column]),
+                    where=self._where(record.audit),
+                    stage=name,
+                    got=float(got.flatten()[at]),
+                    want=float(want.flatten()[at]),
+                    bound=0.0,
                 )
             )
 
-    def _check_rows(self, records: Sequence[BlockRecord]) -> None:
-        for record in records:
-            changed = sum(map(bool, record.changed_rows))
-            if changed:
-                where = self._where(record.audit)
-                self._checks.cached_rows(where, "rows that attention saw changed", changed, 0, 0)
-        last = records[-1]
-        if last.audit.call + 1 == len(self._calls):
-            self._check_kept(last)
+    def _check_past(self, records: Sequence[BlockRecord]) -> None:
+        """Past rows are those of the call before, and of the cache once the chunk is over.
 
-    def _check_kept(self, record: BlockRecord) -> None:
-        """The chunk's rows as they lie in the cache, against those of its last call."""
-        cache, plan = self._generator.cache, record.plan
-        kept, tokens = cache.frames_kept, plan.rows * plan.columns
-        assert record.given is not None
-        for name, rows, given in zip(
-            ("keys", "values"), cache.cached(record.audit.layer), record.given, strict=True
-        ):
-            for number in range(plan.num_frames):
-                frame = plan.first_frame + number
-                if frame not in kept:
-                    continue
-                slot = kept.index(frame) * tokens
-                as_kept = rows[:, slot : slot + tokens]
-                as_given = given[:, number * tokens : (number + 1) * tokens]
-                if torch.equal(as_kept, as_given):
-                    continue
-                got, want = to_array(as_kept), to_array(as_given)
-                bound = largest_loss(want, cache.spec.codec, self._rounding.stored)
-                off = np.abs(got - want)
-                if (off <= bound).all():
-                    continue
-                at = np.unravel_index((off - bound).argmax(), off.shape)
-                self._checks.cached_rows(
-                    f"{self._where(record.audit)}, frame {frame}",
-                    name,
-                    float(got[at]),
-                    float(want[at]),
-                    float(bound[at]),
+        They are told by their sums, which are bits of the same products of the same memory.
+        """
+        first: dict[tuple[int, int], BlockRecord] = {}
+        for record in records:
+            if record.attended is None or record.window is None:
+                continue
+            before = first.setdefault((record.audit.layer, id(record.window)), record)
+            rows = record.attended.rows_BKHS
+            assert before.attended is not None
+            if before is record:
+                layer, num_slots = record.audit.layer, rows[0].shape[1]
+                held = self._generator.cache.rows(layer, slice(0, num_slots))
+                assert self._weights is not None
+                want = row_sums(
+                    of_batch(held, record.audit.batch, self._weights.dtype),
+                    self._weights.head_signs_DK,
                 )
+            else:
+                want = before.attended.rows_BKHS
+            self._check_same(record, rows, want, is_over=before is record)
+
+    def _check_same(
+        self,
+        record: BlockRecord,
+        rows: tuple[Tensor, Tensor],
+        want: tuple[Tensor, Tensor],
+        *,
+        is_over: bool,
+    ) -> None:
+        if all(torch.equal(a, b) for a, b in zip(rows, want, strict=True)):
+            return
+        assert record.window is not None
+        past = self._past_slots(record.window, is_over=is_over).to(rows[0].device)[
+            None, :, None, None
+        ]
+        changed = sum(int(((a != b) & past).sum()) for a, b in zip(rows, want, strict=True))
+        if changed:
+            name = "past rows that attention saw changed"
+            self._checks.cached_rows(self._where(record.audit), name, changed, 0, 0)
+
+    def _past_slots(self, window: WriteWindow, *, is_over: bool) -> Tensor:
+        """Token slots that are none of the chunk's own; once it is over, of frames still cached."""
+        frames, tokens = window.frames_in_view, self._generator.cache.spec.frame_tokens
+        kept = self._generator.cache.frames_kept if is_over else frames
+        past = torch.tensor([frame in kept for frame in frames]).repeat_interleave(tokens)
+        for segment in window.segments:
+            past[segment.slots] = False
+        return past
+
+    def _check_kept(self, given: GivenRows) -> None:
+        """The chunk's rows as they lie in the cache, against those of its last call."""
+        cache, layer = self._generator.cache, given.audit.layer
+        for segment in given.window.segments:
+            kept = cache.rows(layer, segment.slots)
+            for name, as_kept, rows in zip(
+                ("keys", "values"), kept, (given.k, given.v), strict=True
+            ):
+                as_given = rows[:, segment.sources]
+                if not torch.equal(as_kept, as_given):
+                    first = segment.source // cache.spec.frame_tokens
+                    self._check_loss(given, name, to_array(as_kept), to_array(as_given), first)
+
+    def _check_loss(
+        self, given: GivenRows, name: str, got: Array, want: Array, first_frame: int
+    ) -> None:
+        cache = self._generator.cache
+        bound = largest_loss(want, cache.spec.codec, self._rounding.stored)
+        off = np.abs(got - want)
+        if (off <= bound).all():
+            return
+        at = np.unravel_index((off - bound).argmax(), off.shape)
+        frame = self._calls[given.audit.call].first_frame + first_frame
+        frame += int(at[1]) // cache.spec.frame_tokens
+        self._checks.cached_rows(
+            f"{self._where(given.audit)}, frame {frame}",
+            name,
+            float(got[at]),
+            float(want[at]),
+            float(bound[at]),
+        )
+
+
+def _alike(record: BlockRecord) -> tuple[object, ...]:
+    """Records of as many tokens, or one token, are computed again together."""
+    return (
+        record.plan.num_tokens,
+        record.plan.block_frames,
+        record.audit.batch,
+        record.audit.token,
+    )

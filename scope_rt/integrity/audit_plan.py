@@ -1,8 +1,8 @@
 """Which token is recomputed follows from the chunk alone, so all ranks look at the same one."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ class CallPlan:
     rows: int
     columns: int
     """Tokens of a frame."""
+    timestep: float = 0.0
+    """Of the noise level, in 0..1000; 0 where clean latents go in."""
     log_bias: float = 0.0
     """Added to the scores of past frames."""
     block_frames: int = 0
@@ -51,13 +53,13 @@ def calls_of(
     first = envelope.current_start_frame - origin_frame
     log_bias = math.log(envelope.kv_cache_attention_bias)
     plain = CallPlan(first_frame=first, num_frames=num_frames, rows=rows, columns=columns)
-    biased = CallPlan(
-        first_frame=first, num_frames=num_frames, rows=rows, columns=columns, log_bias=log_bias
-    )
     rebuilt = CallPlan(
         first_frame=0, num_frames=num_context, rows=rows, columns=columns, block_frames=num_frames
     )
-    steps = [biased] * len(envelope.denoising_step_list)
+    steps = [
+        replace(plain, timestep=timestep, log_bias=log_bias)
+        for timestep in envelope.denoising_step_list
+    ]
     return [rebuilt] * bool(num_context) + steps + [plain] * envelope.clean_pass
 
 
@@ -87,32 +89,34 @@ class CallPlanner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """One token of one call in one layer."""
+    """One token of one call in one layer, or all of them."""
 
     call: int
     layer: int
-    batch: int
-    token: int
+    batch: int | None = None
+    token: int | None = None
 
 
-def audits_of(
-    chunk: int, *, num_layers: int, calls: list[CallPlan], batch: int, is_strict: bool
-) -> Iterator[Audit]:
-    """One token of every call and layer where `is_strict`, else the one whose turn it is.
+def whole_audits(num_layers: int, num_calls: int) -> list[Audit]:
+    """All tokens of every call and layer, in the order in which they are computed."""
+    return [
+        Audit(call=call, layer=layer) for call in range(num_calls) for layer in range(num_layers)
+    ]
+
+
+def audit_in_turn(chunk: int, *, num_layers: int, calls: list[CallPlan], batch: int) -> Audit:
+    """The one token whose turn it is.
 
     Turns go through the layers, then through the calls: every (layer, call) has one within
     `num_layers * len(calls)` chunks in a row, and every token of it within as many times the
     tokens. A recompute takes no turns here, so that it delays none: see `RecomputeTurns`.
     """
-    num_recomputes = 0 if is_strict else sum(call.block_frames > 0 for call in calls)
-    num_pairs = num_layers * (len(calls) - num_recomputes)
-    visit, turn = divmod(chunk, num_pairs)
-    for pair in range(num_pairs) if is_strict else [turn]:
-        call, layer = divmod(pair, num_layers)
-        call += num_recomputes
-        number = visit + 31 * (chunk if is_strict else turn) + 7 * layer
-        token = number % calls[call].num_tokens
-        yield Audit(call=call, layer=layer, batch=chunk % batch, token=token)
+    num_recomputes = sum(call.block_frames > 0 for call in calls)
+    visit, turn = divmod(chunk, num_layers * (len(calls) - num_recomputes))
+    call, layer = divmod(turn, num_layers)
+    call += num_recomputes
+    token = (visit + 31 * turn + 7 * layer) % calls[call].num_tokens
+    return Audit(call=call, layer=layer, batch=chunk % batch, token=token)
 
 
 class RecomputeTurns:

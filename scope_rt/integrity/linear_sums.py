@@ -27,8 +27,13 @@ NUM_SUMS = 2
 
 
 def signs(*shape: int) -> Array:
-    """Fixed pseudo-random signs, the same in every process."""
-    return np.random.Generator(np.random.Philox(0)).choice((-1.0, 1.0), shape)
+    """Fixed pseudo-random weights between 1/2 and 1 with signs, the same in every process.
+
+    All sizes are different, so that numbers which change places do not cancel out.
+    """
+    drawn = np.random.Generator(np.random.Philox(0)).uniform(-0.5, 0.5, shape)
+    weights: Array = drawn + np.copysign(0.5, drawn)
+    return weights
 
 
 def to_array(x: Tensor) -> Array:

@@ -1,215 +1,248 @@
-"""One token of a block is computed again in float64, from the block's input to its output.
+"""Every token of a block is computed again, from the block's input to its output.
 
 Each stage starts from what was observed before it (the block's input, what linear layers, attention
 and each all-reduce gave), so the first stage that differs is where the fault is. Nothing of the
-model's own code is called: norms, rotation, text attention, GELU and residuals are written out
-here, with the bound of what a kernel's rounding may do to them (`tolerance`); linear layers are
-held against sums of the weights that were loaded.
+model's own code is called. A stage compares two sums over each token's channels, weighted by
+`signs`: a number that is off by more than its token's rounding moves them, wherever it is. What is
+linear (products, gates, residuals, means) needs no other numbers than such sums.
+
+Shape legend: R calls of blocks, N tokens, K sums.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import NamedTuple
 
-import numpy as np
-from torch import nn
+import torch
+from torch import Tensor
 
 from scope_contracts.arithmetic import LAMBDA
-from scope_rt.integrity.linear_sums import LinearSums, to_array
-from scope_rt.integrity.oracle_attention import attention_bound, text_attended, turned
+from scope_rt.integrity.block_sums import ProductSums, walk
+from scope_rt.integrity.call_weights import Affine, BlockWeights, Gate, Seen, stacked
+from scope_rt.integrity.linear_sums import NUM_SUMS
+from scope_rt.integrity.oracle_attention import attention_sums, text_attended
 from scope_rt.integrity.recorder import BlockRecord
-from scope_rt.integrity.tolerance import (
-    EXACT,
-    SHARED,
-    SQUARES_ROUNDOFF,
-    Array,
-    Rounding,
-    Tracked,
-)
-from scope_rt.models.causal_wan import Block
-
-_SUMMED_OVER_RANKS = ("to_out", "text to_out", "ffn down")
-"""Linear layers whose products are summed over the ranks before the bias is added."""
+from scope_rt.integrity.tolerance import SHARED, SQUARES_ROUNDOFF, Rounding
 
 
 class Stage(NamedTuple):
-    """Numbers `[N, n]` of N records that were computed twice."""
+    """Sums `[R, N, K]` that were computed twice."""
 
     name: str
-    got: Array
-    want: Array
-    bound: Array
+    got: Tensor
+    want: Tensor
+    bound: Tensor
     is_linear: bool = False
     """Whether it is the sum of a linear layer's products."""
 
 
-class _Rows:
-    """The numbers of N records, cut out of their flat vectors."""
+class _Normed(NamedTuple):
+    """A layer norm of the residual stream, scaled and shifted, as a linear layer takes it."""
 
-    def __init__(self, records: Sequence[BlockRecord]) -> None:
-        flat = [record.flat().numpy() for record in records]
-        self._flat = np.stack(flat) if len(flat) > 1 else flat[0][None]
-        self._at = 0
-
-    def take(self, *shape: int) -> Array:
-        start = self._at
-        self._at = start + prod(shape)
-        part = self._flat[:, start : self._at]
-        return part if len(shape) == 1 else part.reshape(-1, *shape)
+    products: Tensor
+    length: Tensor
+    """`[R, N, 1]`, as lengths are."""
+    error: Tensor
+    off: Tensor
+    """Relative error of `products` that all share."""
 
 
-class BlockOracle:
-    """Knows a block's weights as they were loaded: matrices by sums, vectors by value."""
+class _Stream(NamedTuple):
+    """The residual stream at one place: sums by `signs`, and a token's length."""
 
-    def __init__(self, block: Block, rounding: Rounding) -> None:
-        self._config, self._rounding, self._num_ranks = block.config, rounding, block.group.size
-        self._is_cuda = block.norm2.weight.is_cuda
-        one, two, ffn = block.attn1, block.attn2, block.ffn.net
-        linears = {
-            "to_q": one.to_q,
-            "to_k": one.to_k,
-            "to_v": one.to_v,
-            "to_out": one.to_out[0],
-            "text to_q": two.to_q,
-            "text to_out": two.to_out[0],
-            "ffn up": ffn[0]["proj"],  # type: ignore[index]
-            "ffn down": ffn[2],
-        }
-        self._linears = {
-            name: LinearSums(linear, has_bias=name not in _SUMMED_OVER_RANKS)
-            for name, linear in linears.items()
-            if isinstance(linear, nn.Linear)
-        }
-        norms = (one.norm_q, one.norm_k, two.norm_q)
-        self._norms = [to_array(norm.weight) for norm in norms]
-        self._norm2 = (to_array(block.norm2.weight), to_array(block.norm2.bias))
+    sums: Tensor
+    length: Tensor
 
-    def stages(self, records: Sequence[BlockRecord]) -> Iterator[Stage]:
-        """Every stage of `records`, in the order in which it is computed."""
-        dim, head_dim = self._config.dim, self._config.attention_head_dim
-        rows, local = _Rows(records), len(self._norms[0])
-        heads = (local // head_dim, head_dim)
-        x, mod = rows.take(dim), rows.take(6, dim)
-        qkv = [rows.take(*heads) for _ in range(3)]
-        attention, own, largest = rows.take(*heads), rows.take(*heads), rows.take(2)
-        reduced = []
-        for width in (2, dim, 1, dim, dim):
-            given = rows.take(width)
-            reduced.append((given, rows.take(width) if self._num_ranks > 1 else given))
-        products = [rows.take(local) for _ in range(3)]
-        up, out = rows.take(len(self._linears["ffn up"].bias)), rows.take(dim)
-        yield from self._before_attention(records, (x, mod), qkv, products, reduced[0])
-        bound = attention_bound(
-            qkv[0],
-            own,
-            largest,
-            keys=[record.keys for record in records],
-            rounding=self._rounding,
-            is_cuda=self._is_cuda,
+
+class BlockAudit:
+    """What records of blocks, of calls of as many tokens, are held against."""
+
+    def __init__(
+        self, weights: BlockWeights, records: Sequence[BlockRecord], rounding: Rounding
+    ) -> None:
+        self._weights, self._records, self._rounding = weights, records, rounding
+        self._config = weights.config
+        self._layers = torch.tensor([each.audit.layer for each in records], device=weights.device)
+
+    def stages(self) -> Iterator[Stage]:
+        """Every stage, in the order of computation."""
+        weights, calls = self._weights, [record.weights for record in self._records]
+        h, stream = self._normed(Seen.INPUT, [call.first_norm for call in calls])
+        by_linear = h.products.split(NUM_SUMS, dim=-1)
+        yield self._product("to_q", weights.to_q, Seen.Q_PRODUCT, h, by_linear[0])
+        yield self._product("to_k", weights.to_k, Seen.K_PRODUCT, h, by_linear[1])
+        yield from self._squares(0, (Seen.Q_PRODUCT, Seen.K_PRODUCT))
+        yield from self._attention()
+        yield self._product("to_v", weights.to_v, Seen.VALUES, h, by_linear[2])
+        yield self._plain_product("to_out", weights.to_out, Seen.PROJECTED, Seen.ATTENTION)
+        gates = [call.first_gate for call in calls]
+        want = self._added(stream, Seen.PROJECTED, gates)
+        h, stream = self._normed(Seen.AFTER_ATTENTION, [call.text_norm for call in calls])
+        yield Stage("residual of self-attention", stream.sums, *want)
+        yield self._product("text to_q", weights.text_to_q, Seen.TEXT_Q_PRODUCT, h, h.products)
+        yield from self._squares(1, (Seen.TEXT_Q_PRODUCT,))
+        yield self._text()
+        error = self._after_text_error()
+        second = [call.second_norm for call in calls]
+        h, stream = self._normed(Seen.AFTER_TEXT, second, error)
+        yield self._product("ffn up", weights.up, Seen.UP, h, h.products)
+        yield self._plain_product("ffn down", weights.down, Seen.DOWN, Seen.ACTIVATION)
+        value, bound = self._added(stream, Seen.DOWN, [call.second_gate for call in calls])
+        yield Stage("block output", self._sums(Seen.OUTPUT), value, bound + error)
+
+    def _sums(self, what: Seen) -> Tensor:
+        return torch.stack([record.sums[what] for record in self._records])
+
+    def _lengths(self, what: Seen) -> Tensor:
+        return torch.stack([record.lengths[what] for record in self._records])[..., None]
+
+    def _normed(
+        self, what: Seen, norms: Sequence[Affine], x_error: Tensor | None = None
+    ) -> tuple[_Normed, _Stream]:
+        """Four numbers are stored on the way, none larger than what x and its mean make of one."""
+        sums, length, rounding = self._sums(what), self._lengths(what), self._rounding
+        of, num = stacked(norms), self._config.dim
+        by_weight, stream, mean = sums.split((sums.shape[-1] - NUM_SUMS - 1, NUM_SUMS, 1), dim=-1)
+        squares = length * length
+        spread = (squares - num * mean * mean).clamp_min_(0) + num * self._config.eps
+        root = (spread / num).rsqrt_()
+        products = root * (by_weight - mean * of["mean_sums_1K"])
+        scaled = of["largest_11"] * root
+        side = math.sqrt(num)
+        error = (4 * rounding.store + 3 * LAMBDA * rounding.work) * (
+            scaled * (length + side * mean.abs()) + of["shift_11"]
         )
-        yield _stage("self-attention", attention, Tracked(own, bound))
-        yield self._product("to_out", Tracked(_flat(attention), EXACT), reduced[1][0])
-        x1 = self._residual(Tracked(x, EXACT), reduced[1][1], "to_out", mod[:, 2])
-        yield from self._text(records, x1, products[2], reduced[2:4])
-        x2 = self._residual(x1, reduced[3][1], "text to_out", None)
-        yield self._product("ffn up", self._affine_norm(x2, 1 + mod[:, 4], mod[:, 3]), up)
-        yield self._product("ffn down", self._gelu(up), reduced[4][0])
-        yield _stage("block output", out, self._residual(x2, reduced[4][1], "ffn down", mod[:, 5]))
+        if x_error is not None:
+            error = error + 2 * scaled * x_error
+        off = (LAMBDA * rounding.work * side) * squares / spread
+        normed = _Normed(
+            products + of["shift_sums_1K"], scaled * length + of["shift_11"], error, off
+        )
+        return normed, _Stream(stream, length)
 
-    def _product(self, name: str, x: Tracked, y: Array) -> Stage:
-        sums = self._linears[name].sums(x, y, self._rounding)
-        return Stage(f"sum of {name}", *sums, is_linear=True)
+    def _product(
+        self, name: str, linear: ProductSums, what: Seen, h: _Normed, products: Tensor
+    ) -> Stage:
+        stage = self._held(name, linear, what, products, h.length, h.error)
+        return stage._replace(bound=stage.bound + h.off * products.abs())
 
-    def _before_attention(
+    def _plain_product(self, name: str, linear: ProductSums, what: Seen, before: Seen) -> Stage:
+        """Of what is known to a few roundings."""
+        length, error = self._lengths(before), None
+        if before is Seen.ACTIVATION:
+            length = self._lengths(Seen.UP)
+            error = (self._rounding.store + 2 * SHARED * self._rounding.work) * length
+        return self._held(name, linear, what, self._sums(before), length, error)
+
+    def _held(
         self,
-        records: Sequence[BlockRecord],
-        inputs: tuple[Array, Array],
-        qkv: Sequence[Array],
-        products: Sequence[Array],
-        squares: tuple[Array, Array],
-    ) -> Iterator[Stage]:
-        x, mod = inputs
-        h = self._affine_norm(Tracked(x, EXACT), 1 + mod[:, 1], mod[:, 0])
-        positions = [record.plan.position(record.audit.token) for record in records]
-        store = self._rounding.store + 8 * SQUARES_ROUNDOFF
-        for index, name in enumerate(("to_q", "to_k")):
-            given, got = (each[:, index : index + 1] for each in squares)
-            yield self._product(name, h, products[index])
-            yield _stage(f"sum of squares of {name}", given, self._squares(products[index]))
-            normed = self._normed(products[index], got, index)
-            shaped = Tracked(*(part.reshape(qkv[index].shape) for part in normed))
-            yield _stage(
-                f"{name}, normed and rotated", qkv[index], turned(shaped, positions, store)
+        name: str,
+        linear: ProductSums,
+        what: Seen,
+        products: Tensor,
+        length: Tensor,
+        error: Tensor | None,
+    ) -> Stage:
+        got = self._sums(what)[..., :NUM_SUMS]
+        bound = linear.bound(
+            self._layers,
+            got=got,
+            y=self._lengths(what),
+            x=length,
+            x_error=error,
+            rounding=self._rounding,
+        )
+        want = products + linear.bias_sums_LK[self._layers][:, None]
+        return Stage(f"sum of {name}", got, want, bound, is_linear=True)
+
+    def _rows_of_squares(self, tensors: Sequence[Tensor]) -> Tensor:
+        """`[R, N, projections]`."""
+        rows = torch.stack([each.view(each.shape[0], -1) for each in tensors]).transpose(1, 2)
+        row = self._records[0].row
+        rows = rows if row is None else rows[:, row : row + 1]
+        return rows.to(self._weights.dtype)
+
+    def _squares(self, number: int, products: Sequence[Seen]) -> Iterator[Stage]:
+        given = self._rows_of_squares([record.squares[number][0] for record in self._records])
+        off = 2 * LAMBDA * math.sqrt(self._weights.to_q.rows) + 8
+        for index, what in enumerate(products):
+            want = self._lengths(what) ** 2
+            name = f"sum of squares of {what.value}"
+            yield Stage(name, given[..., index : index + 1], want, off * SQUARES_ROUNDOFF * want)
+
+    def _roots(self, number: int) -> Tensor:
+        got = self._rows_of_squares([record.squares[number][1] for record in self._records])
+        return (got / self._config.dim + self._config.eps).rsqrt_()
+
+    def _attention(self) -> Iterator[Stage]:
+        weights, records = self._weights, self._records
+        roots = self._roots(0)
+        for index, (name, product, norm) in enumerate(
+            (
+                ("to_q", Seen.Q_PRODUCT, weights.norm_q),
+                ("to_k", Seen.K_PRODUCT, weights.norm_k),
             )
-        yield self._product("to_v", h, _flat(qkv[2]))
+        ):
+            root = roots[..., index : index + 1]
+            want = root * self._sums(product)[..., NUM_SUMS : NUM_SUMS + 1]
+            largest = norm[self._layers].abs().amax(-1)[:, None, None]
+            bound = self._turned_bound(want, root * self._lengths(product) * largest)
+            got = torch.stack([record.turned_sums[index] for record in records])[..., None]
+            yield Stage(f"{name}, normed and rotated", got, want, bound)
+        got = torch.stack([_known(record.attention_sums).flatten(1) for record in records])
+        made = [record.attended for record in records if record.attended is not None]
+        want, bound = attention_sums(
+            made,
+            self._config.attention_head_dim,
+            rounding=self._rounding,
+            is_half=weights.is_half,
+        )
+        yield Stage("self-attention", got, want, bound)
 
-    def _text(
-        self,
-        records: Sequence[BlockRecord],
-        x: Tracked,
-        product: Array,
-        reduced: Sequence[tuple[Array, Array]],
-    ) -> Iterator[Stage]:
-        yield self._product("text to_q", self._affine_norm(x, *self._norm2), product)
-        yield _stage("sum of squares of text to_q", reduced[0][0], self._squares(product))
-        q = self._normed(product, reduced[0][1], 2)
-        shape = (len(records), -1, self._config.attention_head_dim)
-        batch, text = records[0].audit.batch, records[0].text
-        k, v = to_array(text.k[batch]), to_array(text.v[batch])
-        shaped = Tracked(*(part.reshape(shape) for part in q))
-        own = text_attended(shaped, k, v, self._rounding)
-        yield self._product("text to_out", own, reduced[1][0])
+    def _turned_bound(self, want: Tensor, size: Tensor) -> Tensor:
+        """Three roundings of each number, then four of each pair; one of all numbers' factor."""
+        rounding = self._rounding
+        store = rounding.store + 8 * SQUARES_ROUNDOFF
+        bound = (8 * store + 2 * LAMBDA * rounding.work) * size + store * want.abs()
+        return bound + 2 * walk(self._weights.to_q.rows, want, size, rounding.work)
 
-    def _squares(self, product: Array) -> Tracked:
-        value = np.einsum("nj,nj->n", product, product)[:, None]
-        return Tracked(value, LAMBDA * product.shape[-1] ** 0.5 * SQUARES_ROUNDOFF * value)
+    def _added(self, stream: _Stream, what: Seen, gates: Sequence[Gate]) -> tuple[Tensor, Tensor]:
+        """Sums of the stream once a gated step is added to it, and their bound."""
+        of, rounding, num = stacked(gates), self._rounding, self._config.dim
+        step = torch.stack([record.got_sums[what] for record in self._records])[..., NUM_SUMS:]
+        length = torch.stack([record.got_lengths[what] for record in self._records])[..., None]
+        value = stream.sums + step + of["bias_sums_1K"]
+        size = (length + of["bias_11"]) * of["largest_11"]
+        both = size + stream.length
+        bound = 3 * rounding.store * both
+        bound = bound + walk(
+            num, stream.sums.abs() + step.abs() + value.abs(), 3 * both, rounding.work
+        )
+        return value, bound
 
-    def _normed(self, product: Array, squares: Array, norm: int) -> Tracked:
-        """RMS norm over all heads of all ranks, whose sum of squares was observed."""
-        root = 1 / np.sqrt(squares / self._config.dim + self._config.eps)
-        value = product * (root * self._norms[norm])
-        off = 3 * self._rounding.store + 8 * SQUARES_ROUNDOFF
-        return Tracked(value, off * np.abs(value))
+    def _after_text_error(self) -> Tensor:
+        what = Seen.TEXT_PROJECTED
+        step = torch.stack([record.got_lengths[what] for record in self._records])[..., None]
+        return 2 * self._rounding.store * (step + self._lengths(Seen.AFTER_TEXT))
 
-    def _affine_norm(self, x: Tracked, factor: Array, shift: Array) -> Tracked:
-        """Layer norm, scaled and shifted.
-
-        Four numbers are stored on the way, none larger than what x and its mean make of one.
-        """
-        num, value, error = x.value.shape[-1], x.value, x.error
-        mean = np.add.reduce(value, -1, keepdims=True) / num
-        centred = value - mean
-        spread = np.einsum("nj,nj->n", centred, centred)[:, None] / num
-        root = 1 / np.sqrt(spread + self._config.eps)
-        slope = np.abs(factor * root)
-        off = 4 * self._rounding.store + LAMBDA * self._rounding.work
-        bound = off * (slope * (np.abs(value) + np.abs(mean)) + np.abs(shift))
-        if error is not EXACT:
-            bound += 2 * slope * error
-        return Tracked(centred * root * factor + shift, bound)
-
-    def _gelu(self, x: Array) -> Tracked:
-        """Hendrycks and Gimpel (2016), section 2, by tanh."""
-        inner = (2 / np.pi) ** 0.5 * x * (1 + 0.044715 * x * x)
-        value = 0.5 * x * (1 + np.tanh(inner))
-        error = self._rounding.store * np.abs(value) + SHARED * self._rounding.work * np.abs(x)
-        return Tracked(value, error)
-
-    def _residual(self, x: Tracked, summed: Array, name: str, gate: Array | None) -> Tracked:
-        step = summed + self._linears[name].bias
-        off = abs(step)
-        if gate is not None:
-            step = step * gate
-            off = off * abs(gate) + abs(step)
-        value = x.value + step
-        return Tracked(value, x.error + self._rounding.store * (off + abs(value)))
+    def _text(self) -> Stage:
+        records, batch = self._records, self._records[0].audit.batch
+        scores = torch.stack([_known(record.text_scores) for record in records])
+        lengths = torch.stack([_known(record.text_lengths) for record in records])
+        of = stacked([record.text_weights for record in records])
+        if batch is not None:
+            at = slice(batch, batch + 1)
+            of = {name: x[:, at] if name.count("BH") else x for name, x in of.items()}
+        root = self._roots(1).view(len(records), scores.shape[1], 1, -1, 1)
+        sums, bound, error = text_attended(
+            scores * root, lengths * root, of, rounding=self._rounding
+        )
+        linear = self._weights.text_to_out
+        length = of["length"]
+        stage = self._held("text to_out", linear, Seen.TEXT_PROJECTED, sums, length, error * length)
+        return stage._replace(bound=stage.bound + bound)
 
 
-def _flat(x_NHD: Array) -> Array:
-    return x_NHD.reshape(len(x_NHD), -1)
-
-
-def _stage(name: str, got: Array, want: Tracked) -> Stage:
-    num = len(got)
-    value, error = want
-    return Stage(name, got.reshape(num, -1), value.reshape(num, -1), error.reshape(num, -1))
+def _known(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor

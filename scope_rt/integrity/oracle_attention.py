@@ -1,11 +1,12 @@
-"""Positions, biases and softmax of one token, written out from their definitions.
+"""Positions, biases and softmax of all tokens, written out from their definitions.
 
 Nothing here calls what streams call: `models.rope`, `attention` and `key_bias` are under test.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scope_contracts.arithmetic import LAMBDA
-from scope_rt.integrity.tolerance import Array, Rounding, Tracked
+from scope_rt.integrity.audit_plan import CallPlan
+from scope_rt.integrity.tolerance import SQUARES_ROUNDOFF, Array, Rounding
+from scope_rt.kv_cache.frame_cache import WriteWindow
 
 ROPE_BASE = 10_000.0
 EXP_ROUNDINGS = 80
 """Two exponentials, each right to 20 units in the last place: torch's least exact one."""
+_WORKSPACE_BYTES = 64 << 20
+"""Most scores held at a time; more queries are taken in pieces."""
 
 
 @lru_cache(maxsize=8)
@@ -34,18 +39,16 @@ def frequencies(head_dim: int) -> tuple[Array, NDArray[np.intp]]:
     return np.asarray(rates), axes
 
 
-def turned(x_NHD: Tracked, positions: Sequence[tuple[int, int, int]], store: float) -> Tracked:
-    """Each token's pairs of channels turned by its frame, row and column."""
-    rates, axes = frequencies(x_NHD.value.shape[-1])
+def turned(x_HD: Array, positions: Sequence[tuple[int, int, int]]) -> Array:
+    """Pairs of channels turned by each token's frame, row and column: `[N, H, D]`."""
+    rates, axes = frequencies(x_HD.shape[-1])
     angles = np.asarray(positions, dtype=np.float64)[:, axes] * rates
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-    even, odd = x_NHD.value[..., 0::2], x_NHD.value[..., 1::2]
-    value, error = np.empty_like(x_NHD.value), np.empty_like(x_NHD.value)
-    value[..., 0::2] = even * cos - odd * sin
-    value[..., 1::2] = even * sin + odd * cos
-    either = x_NHD.error[..., 0::2] + x_NHD.error[..., 1::2] + store * (abs(even) + abs(odd))
-    error[..., 0::2] = error[..., 1::2] = either
-    return Tracked(value, error)
+    even, odd = x_HD[..., 0::2], x_HD[..., 1::2]
+    out = np.empty((len(positions), *x_HD.shape))
+    out[..., 0::2] = even * cos - odd * sin
+    out[..., 1::2] = even * sin + odd * cos
+    return out
 
 
 def log_biases(
@@ -64,71 +67,142 @@ def log_biases(
     ]
 
 
+def key_biases(plan: CallPlan, window: WriteWindow, tokens: Sequence[int]) -> Tensor:
+    """What is added to the scores of all keys in view, `[N or 1, K]`.
+
+    A recompute hides later blocks from `tokens`; its keys lie in the order of their frames.
+    """
+    by_frame = log_biases(
+        window.frames_in_view,
+        first_current=plan.first_frame,
+        log_bias=plan.log_bias,
+        log_weights=window.log_weights,
+    )
+    size = plan.rows * plan.columns
+    biases = torch.tensor([by_frame], dtype=torch.float64).repeat_interleave(size, dim=1)
+    if not plan.block_frames:
+        return biases
+    block_of = torch.arange(plan.num_tokens) // (plan.block_frames * size)
+    is_later = block_of > block_of[list(tokens)][:, None]
+    return biases.expand(is_later.shape).masked_fill(is_later, -torch.inf)
+
+
+class Attended(NamedTuple):
+    """What attention must give of one call's queries, from the keys and values it was shown."""
+
+    moments_BHNS: Tensor
+    """Sums over each head's channels, then of the values' squares: 2 K."""
+    q_lengths_BHN1: Tensor
+    longest_k_BH11: Tensor
+    longest_v_BH11: Tensor
+    largest_bias: Tensor
+    num_keys: int
+    rows_BKHS: tuple[Tensor, Tensor]
+    """Sums over the channels of all keys and values: what they are told by."""
+
+
 def attended(
-    q_HD: Tensor, k_KHD: Tensor, v_KHD: Tensor, biases: Sequence[float]
+    q_BNHD: Tensor, shown_BKHD: tuple[Tensor, Tensor], biases_NK: Tensor, signs_DS: Tensor
+) -> Attended:
+    """Softmax attention. Sums are taken of values, not of what comes out: half of the products."""
+    k, v = shown_BKHD
+    batch, queries, heads, dim = q_BNHD.shape
+    key_sums, value_sums = row_sums(shown_BKHD, signs_DS)
+    values = torch.cat((value_sums, value_sums * value_sums), dim=-1).transpose(1, 2).flatten(0, 1)
+    q = q_BNHD.transpose(1, 2).flatten(0, 1)
+    kT = k.permute(0, 2, 3, 1).flatten(0, 1)
+    piece = max(1, _WORKSPACE_BYTES // (batch * heads * k.shape[1] * q.element_size()))
+    parts = []
+    for start in range(0, queries, piece):
+        bias = biases_NK if len(biases_NK) == 1 else biases_NK[start : start + piece]
+        scores = torch.baddbmm(bias, q[:, start : start + piece], kT, alpha=dim**-0.5)
+        parts.append(torch.bmm(scores.softmax(-1), values))
+    moments = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    return Attended(
+        moments_BHNS=moments.view(batch, heads, queries, -1),
+        q_lengths_BHN1=torch.linalg.vector_norm(q_BNHD, dim=-1).transpose(1, 2)[..., None],
+        longest_k_BH11=_longest(k),
+        longest_v_BH11=_longest(v),
+        largest_bias=_largest(biases_NK),
+        num_keys=k.shape[1],
+        rows_BKHS=(key_sums, value_sums),
+    )
+
+
+def of_batch(
+    rows_BKHD: tuple[Tensor, Tensor], batch: int | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention of one query over K keys `[H, D]`, and the largest key and value `[2]`.
+    """Keys and values of one batch row, or of all, as they are worked with."""
+    at = slice(None) if batch is None else slice(batch, batch + 1)
+    k, v = (rows[at].to(dtype) for rows in rows_BKHD)
+    return k, v
 
-    `biases` are of equal runs of keys. Products and sums are taken in float32 or wider, number by
-    number and not as matrices: in float64 this would cost as much as the attention of all queries.
+
+def row_sums(rows_BKHD: tuple[Tensor, Tensor], signs_DS: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over the channels of every key and value, `[B, K, H, S]`."""
+    k, v = rows_BKHD
+    return k @ signs_DS, v @ signs_DS
+
+
+def _longest(x_BKHD: Tensor) -> Tensor:
+    longest: Tensor = torch.linalg.vector_norm(x_BKHD, dim=-1).amax(1)
+    return longest[..., None, None]
+
+
+def _largest(biases: Tensor) -> Tensor:
+    return biases.masked_fill(biases.isinf(), 0.0).abs().amax()
+
+
+def attention_sums(
+    made: Sequence[Attended], dim: int, *, rounding: Rounding, is_half: bool
+) -> tuple[Tensor, Tensor]:
+    """Sums of each head's channels and how far a kernel's may be off, `[R, B * N, H * K]`.
+
+    A score that is off by r moves an output by at most r standard deviations of its values, and
+    both the kernel's scores and these are rounded.
     """
-    num_keys, _, dim = k_KHD.shape
-    work = torch.promote_types(q_HD.dtype, torch.float32)
-    q, k, v = q_HD.to(work) / math.sqrt(dim), k_KHD.to(work), v_KHD.to(work)
-    scores_KH = (k * q).sum(-1).double()
-    if any(biases):
-        by_frame = torch.tensor(biases, dtype=torch.float64).to(q_HD.device)
-        scores_KH += by_frame.repeat_interleave(num_keys // len(biases))[:, None]
-    p = scores_KH.softmax(0).to(work)
-    out = (v * p[..., None]).sum(0)
-    largest = torch.stack((*k.aminmax(), *v.aminmax())).abs().view(2, 2).amax(1)
-    return out, largest
+    moments, q, longest_k, longest_v, bias = (
+        torch.stack(list(each)) for each in list(zip(*made, strict=True))[:5]
+    )
+    work, num_keys = rounding.work, made[0].num_keys
+    mean, squares = moments.chunk(2, dim=-1)
+    # A difference of squares, and rounded as such.
+    spread = (squares - mean * mean).clamp_min_(0).sqrt_() + longest_v * math.sqrt(dim * work)
+    sizes = q * longest_k / math.sqrt(dim)
+    bias = bias.view(-1, 1, 1, 1, 1)
+    r = 2 * work * ((LAMBDA + 6) * sizes + 6 * (math.log(num_keys) + bias) + EXP_ROUNDINGS)
+    per_size = work * (2 * LAMBDA * math.sqrt(num_keys / 3) + LAMBDA * math.sqrt(dim) + 16)
+    if is_half:
+        per_size += 2 * rounding.store
+        if q.is_cuda:  # there the bias takes the dtype of q
+            r = r + 2 * rounding.stored * bias
+    bound = r.expm1() * r.exp() * spread + per_size * longest_v
+    sums, bounds = (x.transpose(2, 3).flatten(3).flatten(1, 2) for x in (mean, bound))
+    return sums, bounds
 
 
-def attention_bound(
-    q_NHD: Array,
-    out_NHD: Array,
-    largest_N2: Array,
+def text_attended(
+    scores_RBHNL: Tensor,
+    lengths_RBHN1: Tensor,
+    text: Mapping[str, Tensor],
     *,
-    keys: Sequence[tuple[int, float]],
     rounding: Rounding,
-    is_cuda: bool,
-) -> Array:
-    """How far a kernel's attention may be off; `keys` are each record's number and largest bias.
+) -> tuple[Tensor, Tensor, float]:
+    """What attention over a text makes of the next linear layer's sums, `[R, B * N, K]`.
 
-    The bound is that of the project's attention tests: an exponent that is off by r moves its
-    probability by r, in its run and at a merge of runs; sums over keys and the rounding of
-    probabilities and results to the stored dtype come on top. A score is at most the sum of sizes
-    in q times the largest key. `attended` rounds as much as a kernel.
+    `text` are fields of `TextWeights`; lengths are those of queries. Those were stored on the way,
+    so each number is off by a few roundings. Comes with a bound, and with how far off a token is
+    beside that, relative to the longest values.
     """
-    num_keys, biases = np.asarray(keys, dtype=np.float64).T[:, :, None]
-    largest_k, largest_v = largest_N2.T[:, :, None]
-    sizes = np.abs(q_NHD).sum(-1) * (largest_k / math.sqrt(q_NHD.shape[-1]))
-    r = rounding.work * ((LAMBDA + 6) * sizes + 6 * (np.log(num_keys) + biases) + EXP_ROUNDINGS)
-    per_size = 2 * (3 * r + (LAMBDA * np.sqrt(num_keys) + 8) * rounding.work)
-    if rounding.stored != rounding.work:
-        per_size += 3 * rounding.stored
-        if is_cuda:  # there the bias takes the dtype of q
-            per_size += 2 * rounding.stored * biases
-    bound: Array = per_size[..., None] * (largest_v[..., None] + np.abs(out_NHD))
-    return bound
-
-
-def text_attended(q_NHD: Tracked, k_LHD: Array, v_LHD: Array, rounding: Rounding) -> Tracked:
-    """Attention over a text's keys of queries that are known up to their errors."""
-    length, _, dim = k_LHD.shape
-    k, v = k_LHD.transpose(1, 2, 0) / math.sqrt(dim), v_LHD.transpose(1, 0, 2)
-    q, q_off = (x.transpose(1, 0, 2) for x in q_NHD)  # [H, N, D]
-    scores = q @ k
-    r = np.sqrt((q_off * q_off) @ (k * k)) + rounding.stored * 4 * np.abs(scores)
-    r += rounding.work * (LAMBDA * np.sqrt((q * q) @ (k * k) * dim) + EXP_ROUNDINGS)
-    p = np.exp(scores - scores.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    out, sizes = p @ v, np.abs(v)
-    moved = p * np.expm1(np.minimum(r, 30.0))
-    error = moved @ sizes + moved.sum(-1, keepdims=True) * np.abs(out)
-    per_size = (LAMBDA * math.sqrt(length) + 8) * rounding.work + 3 * rounding.store
-    error += per_size * (p @ sizes)
-    num = q.shape[1]
-    value, off = (x.transpose(1, 0, 2).reshape(num, -1) for x in (out, error))
-    return Tracked(value, off)
+    values, work = text["values_BHLK"], rounding.work
+    num_keys = values.shape[-2]
+    mean, squares = (scores_RBHNL.softmax(-1) @ values).chunk(2, dim=-1)
+    largest_sum = values[..., : mean.shape[-1]].abs().amax(-2, keepdim=True)
+    spread = (squares - mean * mean).clamp_min_(0).sqrt_() + largest_sum * math.sqrt(8 * work)
+    sizes = lengths_RBHN1 * text["longest_BH11"]
+    r = 2 * work * ((LAMBDA + 6) * sizes + 6 * math.log(num_keys) + EXP_ROUNDINGS)
+    stored = 4 * rounding.store + 16 * SQUARES_ROUNDOFF
+    r += stored * (lengths_RBHN1 * text["widest_BH11"] + scores_RBHNL.abs().amax(-1, keepdim=True))
+    bound = (r.expm1() * r.exp() * spread).sum(2)
+    error = 2 * (LAMBDA * math.sqrt(num_keys / 3) + 8) * work + 3 * rounding.store
+    return mean.sum(2).flatten(1, 2), bound.flatten(1, 2), error

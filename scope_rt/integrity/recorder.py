@@ -1,12 +1,14 @@
-"""A block that is audited in a call is watched from outside; all others run as if nothing were.
+"""Blocks that are audited in a call are watched from outside; all others run as if nothing were.
 
-What is kept of a call is one token's numbers. Nothing waits for a device here.
+What passes is summed at once, while it is at hand: a token's numbers leave a few sums and a length,
+which are held against each other when the chunk ends. Nothing waits for a device.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,189 +16,372 @@ from torch.utils.hooks import RemovableHandle
 
 from scope_rt.collectives import Collectives
 from scope_rt.integrity.audit_plan import Audit, CallPlan
-from scope_rt.integrity.oracle_attention import attended, log_biases
-from scope_rt.integrity.reduced_sums import ReducedPair
+from scope_rt.integrity.call_weights import BlockWeights, CallWeights, Seen, TextWeights
+from scope_rt.integrity.oracle_attention import Attended, attended, key_biases, of_batch, turned
+from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.models.causal_wan import Block, TextKV
-from scope_rt.models.generator import BlockCausalSelfAttention, CachedSelfAttention
+from scope_rt.models.generator import (
+    BlockCausalSelfAttention,
+    CachedSelfAttention,
+    ChunkGenerator,
+)
+
+REDUCED = (None, Seen.PROJECTED, None, Seen.TEXT_PROJECTED, Seen.DOWN)
+"""The all-reduces of a block, in order; None is one of sums of squares."""
 
 Attend = CachedSelfAttention | BlockCausalSelfAttention
 
 
 @dataclass(slots=True, kw_only=True)
 class BlockRecord:
-    """One token of one call as its block had it; tensors are on the model's device."""
+    """One call of one block; tensors are on the model's device, and have a row for every token.
+
+    Rows are those of all batch rows, or the audit's one; `all_` has all of them in any case.
+    """
 
     audit: Audit
     plan: CallPlan
+    batch: int
+    dtype: torch.dtype
+    """That sums are taken in."""
+    modulation: Tensor
     text: TextKV
-    inputs: tuple[Tensor, Tensor]
-    """The token's row, and its shifts, scales and gates `[6, C]`."""
-    qkv_HD: tuple[Tensor, Tensor, Tensor] | None = None
-    """As given to attention."""
-    attention_HD: tuple[Tensor, Tensor, Tensor] | None = None
-    """What attention gave, what it must give, and the largest key and value."""
-    keys: tuple[int, float] = (0, 0.0)
-    """Their number, and the largest bias."""
-    changed_rows: list[Tensor | bool] = field(default_factory=list)
+    weights: CallWeights
+    text_weights: TextWeights
+    bias_after_text: Tensor
+    not_before: tuple[Tensor, Tensor] | None = None
+    """The block's input and what the block before gave, where they are not one tensor."""
+    sums: dict[Seen, Tensor] = field(default_factory=dict)
+    lengths: dict[Seen, Tensor] = field(default_factory=dict)
+    got_sums: dict[Seen, Tensor] = field(default_factory=dict)
+    """Of what came back from an all-reduce, where `sums` are of what was given."""
+    got_lengths: dict[Seen, Tensor] = field(default_factory=dict)
+    all_given: dict[Seen, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Sums and lengths before and after an all-reduce, where there are other ranks."""
+    all_got: dict[Seen, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    squares: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Of q and k, then of the text's q: given and got `[1 or 2, B, T, 1]`."""
+    text_lengths: Tensor | None = None
+    """Of the text's q by head."""
+    text_scores: Tensor | None = None
+    turned_sums: list[Tensor] = field(default_factory=list)
+    """Of q and k as attention gets them, by signs that are rotated as they must be."""
+    attended: Attended | None = None
+    attention_sums: Tensor | None = None
+    """Of what attention gave, by head."""
+    window: WriteWindow | None = None
+    differ: list[Tensor | bool] = field(default_factory=list)
     """Whether runs of the chunk's keys and values are other than those given, once attention has
     seen them."""
-    given: tuple[Tensor, Tensor] | None = None
-    """Keys and values of the whole chunk."""
-    reduced_rows: list[Tensor] = field(default_factory=list)
-    """What each all-reduce was given and gave back, of this token; once in a group of one."""
-    products: list[Tensor] = field(default_factory=list)
-    """What `to_q`, `to_k`, the text's `to_q` and the first layer of the feed-forward gave."""
-    pairs: list[ReducedPair] = field(default_factory=list)
-    out_C: Tensor | None = None
+    repeated: str = ""
+    """What was observed more than once."""
+    _after_attention: Tensor | None = None
 
-    def row(self, tensor: Tensor) -> Tensor:
-        """The token's, of a tensor over all tokens with one or more planes in front."""
-        batch, num_tokens = self.audit.batch, self.plan.num_tokens
-        planes = tensor.reshape(-1, self.text.k.shape[0] * num_tokens, tensor.shape[-1])
-        return planes[:, batch * num_tokens + self.audit.token]
+    @property
+    def row(self) -> int | None:
+        """The audit's among those of all batch rows."""
+        if self.audit.token is None:
+            return None
+        return (self.audit.batch or 0) * self.plan.num_tokens + self.audit.token
 
-    def flat(self) -> Tensor:
-        """All numbers of the token in one float64 vector, so that one copy brings them over."""
-        assert self.qkv_HD is not None
-        assert self.attention_HD is not None
-        assert self.out_C is not None
-        parts = (
-            *self.inputs, *self.qkv_HD, *self.attention_HD, *self.reduced_rows,
-            *self.products, self.out_C
-        )  # fmt: skip
-        return torch.cat([part.reshape(-1) for part in parts]).double().cpu()
+    def rows(self, tensor: Tensor) -> Tensor:
+        """`[N, C]`."""
+        rows = tensor.view(-1, tensor.shape[-1])
+        row = self.row
+        if row is not None:
+            rows = rows[row : row + 1]
+        return rows if rows.dtype == self.dtype else rows.to(self.dtype)
+
+    def take(self, what: Seen, rows_NC: Tensor) -> None:
+        if what in self.sums:
+            self.repeated = what.value
+        self.sums[what] = rows_NC @ self.weights.columns[what]
+        self.lengths[what] = torch.linalg.vector_norm(rows_NC, dim=-1)
+
+    def take_tensor(self, what: Seen, tensor: Tensor) -> None:
+        rows = self.rows(tensor)
+        self.take(what, rows)
+        if what is Seen.AFTER_ATTENTION:
+            self._after_attention = rows
+        elif what is Seen.UP:
+            self.take(Seen.ACTIVATION, _gelu(rows))
+        elif what is Seen.TEXT_Q_PRODUCT:
+            self._take_text(rows)
+
+    def _take_text(self, rows_NC: Tensor) -> None:
+        batch, heads, dim, _ = self.text_weights.keys_BHDL.shape
+        if self.row is not None:
+            batch = 1
+        q = rows_NC.view(batch, -1, heads, dim).transpose(1, 2)
+        self.text_lengths = torch.linalg.vector_norm(q, dim=-1, keepdim=True)
+        self.text_scores = q @ self.text_weights.of_batch(self.audit.batch)
+
+    def take_reduced(self, given: Tensor, reduce: Callable[[Tensor], Tensor], size: int) -> Tensor:
+        """Sums over ranks happen in place, so what is given is summed before."""
+        index = len(self.squares) + len(self.got_sums)
+        what = REDUCED[index] if index < len(REDUCED) else None
+        if index >= len(REDUCED):
+            self.repeated = "an all-reduce"
+        if what is None:
+            squares = given if size == 1 else given.clone()
+            got = reduce(given)
+            self.squares.append((squares, got))
+            return got
+        before = self._all_sums(what, given) if size > 1 else None
+        got = reduce(given)
+        after = self._all_sums(what, got)
+        if before is not None:
+            self.all_given[what], self.all_got[what] = before, after
+        self.sums[what], self.lengths[what] = self._own(before or after)
+        self.got_sums[what], self.got_lengths[what] = self._own(after)
+        if what is Seen.TEXT_PROJECTED:
+            assert self._after_attention is not None
+            step = self.rows(got) + self.bias_after_text
+            self.take(Seen.AFTER_TEXT, self._after_attention + step)
+            self._after_attention = None
+        return got
+
+    def _all_sums(self, what: Seen, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        rows = tensor.view(-1, tensor.shape[-1]).to(self.dtype)
+        return rows @ self.weights.columns[what], torch.linalg.vector_norm(rows, dim=-1)
+
+    def _own(self, of_all: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        row = self.row
+        if row is None:
+            return of_all
+        sums, lengths = of_all
+        return sums[row : row + 1], lengths[row : row + 1]
+
+    def missing(self) -> list[str]:
+        """What was not observed, though every block has it."""
+        missing = [each.value for each in Seen if each not in self.sums]
+        if len(self.squares) != 2 or self.attended is None:
+            missing.append("attention")
+        return missing
+
+
+_GELU_CUBIC = 0.044715
+_GELU_FACTOR = 2 * (2 / math.pi) ** 0.5
+
+
+def _gelu(x: Tensor) -> Tensor:
+    """Hendrycks and Gimpel (2016), section 2; (1 + tanh y) / 2 is the sigmoid of 2 y."""
+    y = x * x
+    y.mul_(_GELU_FACTOR * _GELU_CUBIC).add_(_GELU_FACTOR)
+    return y.mul_(x).sigmoid_().mul_(x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenRows:
+    """Keys and values of the whole chunk as its last call gave them to the cache."""
+
+    audit: Audit
+    window: WriteWindow
+    k: Tensor
+    v: Tensor
 
 
 class _WatchedGroup:
     """The group of a block that is watched: keeps what is summed, and what comes back."""
 
-    def __init__(self, group: Collectives, record: BlockRecord) -> None:
-        self._group, self._record = group, record
+    def __init__(self, group: Collectives, recorder: "BlockRecorder") -> None:
+        self._group, self._recorder = group, recorder
         self.rank, self.size = group.rank, group.size
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        record = self._record
-        if self.size == 1:
-            got = self._group.all_reduce_sum(tensor)
-            record.reduced_rows.append(record.row(got))
-            return got
-        given_row, given = record.row(tensor).clone(), ReducedPair.of(tensor)
-        got = self._group.all_reduce_sum(tensor)
-        record.reduced_rows += [given_row, record.row(got)]
-        record.pairs.append(given.with_result(got))
-        return got
+        record = self._recorder.record
+        if record is None:
+            return self._group.all_reduce_sum(tensor)
+        return record.take_reduced(tensor, self._group.all_reduce_sum, self.size)
 
 
 class BlockRecorder:
-    """Watches one block for the calls of a chunk in which a token of it is audited."""
+    """Watches the blocks that `audits` name, for the calls of one chunk."""
 
-    def __init__(self, block: Block, audits: Sequence[Audit], calls: Sequence[CallPlan]) -> None:
+    def __init__(
+        self,
+        generator: ChunkGenerator,
+        weights: BlockWeights,
+        blocks: Mapping[int, Block],
+        audits: Sequence[Audit],
+        calls: Sequence[CallPlan],
+    ) -> None:
         self.records: list[BlockRecord] = []
-        self._by_call = {audit.call: audit for audit in audits}
-        self._calls, self._block, self._group = calls, block, block.group
-        up = block.ffn.net[0]["proj"]  # type: ignore[index]
-        self._linears = (block.attn1.to_q, block.attn1.to_k, block.attn2.to_q, up)
-        self._num_calls, self._of_call = 0, list[RemovableHandle]()
-        self._handles: list[RemovableHandle] = [
-            block.register_forward_pre_hook(self._before),
+        self.record: BlockRecord | None = None
+        """That of the block that is running."""
+        self.last_given: list[GivenRows] = []
+        """By layer, where the last call was watched."""
+        self._generator, self._weights = generator, weights
+        self._audits = {(audit.call, audit.layer): audit for audit in audits}
+        self._due = list(audits)
+        self._calls = calls
+        self._num_entered = dict.fromkeys(blocks, 0)
+        self._last_output: Tensor | None = None
+        self._biases: dict[tuple[object, ...], Tensor] = {}
+        self._turned: dict[tuple[object, ...], Tensor] = {}
+        self._groups = [(block, block.group) for block in blocks.values()]
+        self._handles: list[RemovableHandle] = []
+        for layer, block in blocks.items():
+            self._watch(layer, block)
+
+    def _watch(self, layer: int, block: Block) -> None:
+        block.group = _WatchedGroup(block.group, self)
+        self._handles += [
+            block.register_forward_pre_hook(partial(self._before, layer)),
             block.register_forward_hook(self._after),
+            block.norm2.register_forward_pre_hook(self._keep_input),
         ]
+        up = block.ffn.net[0]["proj"]  # type: ignore[index]
+        for linear, what in (
+            (block.attn1.to_q, Seen.Q_PRODUCT),
+            (block.attn1.to_k, Seen.K_PRODUCT),
+            (block.attn2.to_q, Seen.TEXT_Q_PRODUCT),
+            (up, Seen.UP),
+        ):
+            self._handles.append(linear.register_forward_hook(partial(self._keep_product, what)))
 
     def stop(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._end_call()
+        for block, group in self._groups:
+            block.group = group
+        self._handles, self._groups, self.record = [], [], None
 
-    def _end_call(self) -> None:
-        for handle in self._of_call:
-            handle.remove()
-        self._block.group, self._of_call = self._group, []
+    def missed(self) -> tuple[Audit, int | None] | None:
+        """The first audit whose block was not entered in its turn, and the layer that was."""
+        entered = [record.audit for record in self.records]
+        for number, audit in enumerate(self._due):
+            if number >= len(entered):
+                return audit, None
+            if entered[number] != audit:
+                return audit, entered[number].layer
+        return None
 
-    def _before(self, block: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        call = self._num_calls
-        self._num_calls += 1
-        audit = self._by_call.get(call)
+    def _before(
+        self, layer: int, block: nn.Module, args: tuple[Any, ...]
+    ) -> tuple[Any, ...] | None:
+        call = self._num_entered[layer]
+        self._num_entered[layer] += 1
+        audit = self._audits.get((call, layer))
         if audit is None:
+            self._last_output = None
             return None
         x, mod, rope, text, attend = args
-        plan = self._calls[call]
-        frame, place = divmod(audit.token, x.shape[2])
-        row = x[audit.batch, frame, place]
-        mod_6C = mod[:, audit.batch, frame if mod.shape[2] > 1 else 0, 0]
-        record = BlockRecord(audit=audit, plan=plan, text=text, inputs=(row, mod_6C))
-        self.records.append(record)
-        self._block.group = _WatchedGroup(self._group, record)
-        keep = partial(_keep_product, record)
-        self._of_call = [linear.register_forward_hook(keep) for linear in self._linears]
-        return x, mod, rope, text, self._watched(attend, record)
+        before = self._last_output if layer else None
+        self.record = self._record_of(audit, x, mod, text)
+        if before is not None and before is not x:
+            self.record.not_before = (x, before)
+        return x, mod, rope, text, partial(self._attend, attend)
+
+    def _record_of(self, audit: Audit, x: Tensor, mod: Tensor, text: TextKV) -> BlockRecord:
+        plan, layer, weights = self._calls[audit.call], audit.layer, self._weights
+        made = self._generator.modulations[plan.timestep]
+        record = BlockRecord(
+            audit=audit,
+            plan=plan,
+            batch=x.shape[0],
+            dtype=weights.dtype,
+            modulation=mod,
+            text=text,
+            weights=weights.of_call(layer, plan.timestep, made),
+            text_weights=weights.of_text(layer, self._generator.text[layer]),
+            bias_after_text=weights.text_to_out.bias_LR[layer],
+        )
+        record.take_tensor(Seen.INPUT, x)
+        return record
 
     def _after(self, block: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-        if self._block.group is self._group:
+        record, self.record = self.record, None
+        if record is None:
             return
-        self._end_call()
-        record = self.records[-1]
-        record.out_C = out[record.audit.batch].flatten(0, 1)[record.audit.token]
+        record.take_tensor(Seen.OUTPUT, out)
+        self._last_output = out
+        self.records.append(record)
 
-    def _watched(
-        self, attend: Attend, record: BlockRecord
-    ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        def watched(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            shown: list[tuple[Tensor, Tensor]] = []
-            attend.see_rows = lambda *rows: shown.append(rows)
-            out = attend(layer, q, k, v)
-            attend.see_rows = ignore
-            at = (record.audit.batch, record.audit.token)
-            record.qkv_HD, record.given = (q[at], k[at], v[at]), (k, v)
-            self._compare_rows(attend, record, shown[-1])
-            own = self._own_attention(attend, record, *shown[-1])
-            record.attention_HD = (out[at], *own)
-            return out
+    def _keep_product(self, what: Seen, linear: nn.Module, args: Any, out: Tensor) -> None:
+        if self.record is not None:
+            self.record.take_tensor(what, out)
 
-        ignore = attend.see_rows
-        return watched
+    def _keep_input(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if self.record is not None:
+            self.record.take_tensor(Seen.AFTER_ATTENTION, args[0])
 
-    def _compare_rows(
-        self, attend: Attend, record: BlockRecord, shown: tuple[Tensor, Tensor]
+    def _attend(self, attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        record = self.record
+        if record is None:
+            return attend(layer, q, k, v)
+        shown: list[tuple[Tensor, Tensor]] = []
+        ignore, attend.see_rows = attend.see_rows, lambda *rows: shown.append(rows)
+        out = attend(layer, q, k, v)
+        attend.see_rows = ignore
+        if record.attended is not None:
+            record.repeated = "attention"
+        record.window = attend.window
+        if record.audit.call + 1 == len(self._calls):
+            given = GivenRows(audit=record.audit, window=attend.window, k=k, v=v)
+            self.last_given.append(given)
+        self._look_at(record, (q, k, v), shown[-1], out)
+        return out
+
+    def _look_at(
+        self,
+        record: BlockRecord,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        shown: tuple[Tensor, Tensor],
+        out: Tensor,
     ) -> None:
-        """Read the chunk's rows again, after attention, at the slots of its frames."""
-        view, plan = attend.window.frames_in_view, record.plan
-        tokens = plan.rows * plan.columns
-        first = [view.index(frame) * tokens for frame in self._frames(plan)]
-        assert record.given is not None
-        runs = _runs(first, tokens)
-        record.changed_rows = [
-            _differ(rows[:, slot : slot + count], given[:, at : at + count])
-            for rows, given in zip(shown, record.given, strict=True)
-            for at, slot, count in runs
+        weights, window, batch = self._weights, _known(record.window), record.audit.batch
+        q, k, v = qkv
+        record.differ = [
+            _differ(rows[:, segment.slots], given[:, segment.sources])
+            for segment in window.segments
+            for rows, given in zip(shown, (k, v), strict=True)
         ]
-
-    def _frames(self, plan: CallPlan) -> range:
-        return range(plan.first_frame, plan.first_frame + plan.num_frames)
-
-    def _own_attention(
-        self, attend: Attend, record: BlockRecord, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        plan, (q, _, _), window = record.plan, record.qkv_HD or (None,) * 3, attend.window
-        assert q is not None
-        biases = log_biases(
-            window.frames_in_view,
-            first_current=plan.first_frame,
-            log_bias=plan.log_bias,
-            log_weights=window.log_weights,
+        turned_signs = self._turned_signs(record)
+        record.turned_sums = [
+            (record.rows(x.flatten(2)).view(-1, *turned_signs.shape) * turned_signs)
+            .sum(-1)
+            .view(-1)
+            for x in (q, k)
+        ]
+        record.take_tensor(Seen.VALUES, v.flatten(2))
+        rows = record.rows(out.flatten(2))
+        record.take(Seen.ATTENTION, rows)
+        record.attention_sums = rows.view(-1, q.shape[2], q.shape[3]) @ weights.head_signs_DK
+        shown = of_batch(shown, batch, weights.dtype)
+        queries = record.rows(q.flatten(2)).view(shown[0].shape[0], -1, *q.shape[2:])
+        record.attended = attended(
+            queries,
+            shown,
+            self._biases_of(record),
+            weights.head_signs_DK,
         )
-        k, v = k[record.audit.batch], v[record.audit.batch]
-        if plan.block_frames:
-            frame = record.audit.token // (plan.rows * plan.columns)
-            num_visible = (frame // plan.block_frames + 1) * plan.block_frames
-            biases = biases[:num_visible]
-            end = len(biases) * plan.rows * plan.columns
-            k, v = k[:end], v[:end]
-        record.keys = (k.shape[0], max(map(abs, biases)))
-        return attended(q, k, v, biases)
 
+    def _tokens(self, record: BlockRecord) -> Sequence[int]:
+        """Of one batch row."""
+        token = record.audit.token
+        return range(record.plan.num_tokens) if token is None else [token]
 
-def _keep_product(record: BlockRecord, linear: nn.Module, args: Any, out: Tensor) -> None:
-    record.products.append(record.row(out))
+    def _biases_of(self, record: BlockRecord) -> Tensor:
+        window = _known(record.window)
+        plan = record.plan
+        key = (id(window), plan.log_bias, plan.block_frames, record.audit.token)
+        if key not in self._biases:
+            biases = key_biases(plan, window, self._tokens(record))
+            self._biases[key] = biases.to(self._weights.device, self._weights.dtype)
+        return self._biases[key]
+
+    def _turned_signs(self, record: BlockRecord) -> Tensor:
+        """The first sum's signs, turned as every token's channels must be: `[N, C]`."""
+        plan = record.plan
+        key = (plan.first_frame, plan.num_frames, record.audit.token)
+        if key not in self._turned:
+            head_dim = self._weights.config.attention_head_dim
+            signs_HD = self._weights.to_q.signs_RK[:, 0].double().cpu().numpy()
+            positions = [plan.position(token) for token in self._tokens(record)]
+            made = torch.from_numpy(turned(signs_HD.reshape(-1, head_dim), positions)).flatten(1)
+            self._turned[key] = made.to(self._weights.device, self._weights.dtype)
+        return self._turned[key]
 
 
 def _differ(rows: Tensor, given: Tensor) -> Tensor | bool:
@@ -204,14 +389,9 @@ def _differ(rows: Tensor, given: Tensor) -> Tensor | bool:
     return (rows != given).any() if rows.is_cuda else not torch.equal(rows, given)
 
 
-def _runs(first_slots: Sequence[int], tokens: int) -> list[tuple[int, int, int]]:
-    """First token, slot and length of frames that lie side by side."""
-    runs: list[tuple[int, int, int]] = []
-    for number, slot in enumerate(first_slots):
-        at = number * tokens
-        if runs and sum(runs[-1][1:]) == slot:
-            start, first, count = runs[-1]
-            runs[-1] = (start, first, count + tokens)
-        else:
-            runs.append((at, slot, tokens))
-    return runs
+T = TypeVar("T")
+
+
+def _known(value: T | None) -> T:
+    assert value is not None
+    return value

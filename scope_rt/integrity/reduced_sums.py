@@ -5,6 +5,7 @@ opposite signs, channels fixed pseudo-random ones. `check_sums` adds up the part
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,6 +15,8 @@ from torch import Tensor
 from scope_contracts.arithmetic import ReducedSum
 from scope_contracts.errors import IntegrityError
 from scope_rt.integrity.linear_sums import signs
+from scope_rt.integrity.recorder import BlockRecord
+from scope_rt.integrity.tolerance import SQUARES_ROUNDOFF, Rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,7 @@ class ReducedPair:
         """Raises `IntegrityError` where a number is not finite: it cannot be told to others."""
         assert self.got is not None
         given, got, length = torch.stack((self.given, self.got, self.length.double())).tolist()
-        if not all(map(math.isfinite, (given, got, length))):
-            raise IntegrityError(f"{name}: what ranks add up is not finite ({given:g}, {got:g})")
-        return ReducedSum(
-            name=name, given=given, got=got, squares=length**2, roundoff=self.roundoff
-        )
+        return _reduced_sum(name, given, got, length, self.roundoff)
 
 
 def _at_least_single(x: Tensor) -> torch.dtype:
@@ -60,3 +59,67 @@ def signed_sum(x: Tensor) -> Tensor:
     by_channel = rows[0::2].sum(0, dtype=torch.float64)
     by_channel -= rows[1::2].sum(0, dtype=torch.float64)
     return by_channel @ _channel_signs(rows.shape[-1], x.device)
+
+
+@dataclass(frozen=True, slots=True)
+class ReducedSums:
+    """One kind of all-reduce of some calls of blocks; on its device until `on_host`."""
+
+    names: Sequence[str]
+    sums_R3: Tensor
+    """Given, got, and the length of what was given."""
+    roundoff: float
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], sums: tuple[Tensor, Tensor], lengths_RT: Tensor, roundoff: float
+    ) -> "ReducedSums":
+        """`sums` are those of the channels of each token, given and got: `[R, T]`."""
+        given, got = (_by_turns(each) for each in sums)
+        length = torch.linalg.vector_norm(lengths_RT.double(), dim=-1)
+        return cls(names, torch.stack((given, got, length), dim=-1), roundoff)
+
+    def on_host(self) -> list[ReducedSum]:
+        """Raises `IntegrityError` where a number is not finite: it cannot be told to others."""
+        return [
+            _reduced_sum(name, given, got, length, self.roundoff)
+            for name, (given, got, length) in zip(self.names, self.sums_R3.tolist(), strict=True)
+        ]
+
+
+def reduced_sums_of(records: Sequence[BlockRecord], rounding: Rounding) -> list[ReducedSums]:
+    """Of all tokens of `records`; none where there are no other ranks."""
+    if not records[0].all_given:
+        return []
+    where = [f"call {each.audit.call}, layer {each.audit.layer}" for each in records]
+    made = []
+    for number, name in enumerate(("sums of squares of q and k", "sum of squares of the text's q")):
+        given, got = (
+            torch.stack([record.squares[number][index] for record in records]).flatten(1)
+            for index in (0, 1)
+        )
+        names = [f"{each}, {name}" for each in where]
+        made.append(ReducedSums.of(names, (given, got), given, SQUARES_ROUNDOFF))
+    for what in records[0].all_given:
+        sums = tuple(
+            torch.stack([each[what][0][:, 0] for each in of])
+            for of in ([e.all_given for e in records], [e.all_got for e in records])
+        )
+        lengths = torch.stack([record.all_given[what][1] for record in records])
+        # Sums of channels are rounded too, which is more than parts are where channels are many.
+        channels = rounding.work * math.sqrt(records[0].weights.columns[what].shape[0])
+        names = [f"{each}, {what.value}" for each in where]
+        made.append(ReducedSums.of(names, (sums[0], sums[1]), lengths, rounding.stored + channels))
+    return made
+
+
+def _by_turns(sums_RT: Tensor) -> Tensor:
+    """Even tokens less odd ones."""
+    even = sums_RT[:, 0::2].sum(-1, dtype=torch.float64)
+    return even - sums_RT[:, 1::2].sum(-1, dtype=torch.float64)
+
+
+def _reduced_sum(name: str, given: float, got: float, length: float, roundoff: float) -> ReducedSum:
+    if not all(map(math.isfinite, (given, got, length))):
+        raise IntegrityError(f"{name}: what ranks add up is not finite ({given:g}, {got:g})")
+    return ReducedSum(name=name, given=given, got=got, squares=length**2, roundoff=roundoff)

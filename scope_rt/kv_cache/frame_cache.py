@@ -138,6 +138,14 @@ class FrameCache(Protocol):
         """
         ...
 
+    def rows(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values as they lie at token slots, decoded: `[B, K, heads, head_dim]` each.
+
+        Those of past frames are what `update` shows. A view of the cache's memory where rows lie
+        together and are not encoded; ask before the next `window`.
+        """
+        ...
+
     def cached(self, layer: int) -> tuple[Tensor, Tensor]:
         """A copy of all cached keys and values of a layer, decoded, in slot order.
 

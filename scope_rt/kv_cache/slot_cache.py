@@ -248,6 +248,10 @@ class SlotCache:
         tokens = torch.arange(self.spec.frame_tokens, device=self.device)
         return (frames[:, None] * self.spec.frame_tokens + tokens).view(1, -1)
 
+    def rows(self, layer: int, slots: slice) -> tuple[Tensor, Tensor]:
+        k, v = self.storage.rows.read(layer, self.storage.place(slots))
+        return k, v
+
     def cached(self, layer: int) -> tuple[Tensor, Tensor]:
         tokens = self.spec.frame_tokens
         slots = [slice(slot * tokens, (slot + 1) * tokens) for slot in self.policy.slots_kept]
