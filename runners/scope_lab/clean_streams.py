@@ -3,7 +3,7 @@
 Everything follows from a stream's number: its combination, its settings, and what happens when.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -18,8 +18,7 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_lab.soak.schedule import drawn_cues, drawn_places, drawn_prompt
 from scope_rt.config import StreamConfig
-from scope_rt.integrity.oracle import BlockOracle, Stage
-from scope_rt.integrity.recorder import BlockRecord
+from scope_rt.integrity.oracle import BlockAudit, Stage
 from scope_rt.session import ScheduledEvent, StreamSession
 
 CHUNKS = 272
@@ -94,14 +93,14 @@ class _Closest:
 @contextmanager
 def _watched() -> Iterator[_Closest]:
     """Look at everything that is held against the reference; the product does not know."""
-    closest, stages = _Closest(), BlockOracle.stages
+    closest, stages = _Closest(), BlockAudit.stages
 
-    def seen(oracle: BlockOracle, records: Sequence[BlockRecord]) -> Iterator[Stage]:
-        for stage in stages(oracle, records):
+    def seen(audit: BlockAudit) -> Iterator[Stage]:
+        for stage in stages(audit):
             closest.see(stage)
             yield stage
 
-    with patch.object(BlockOracle, "stages", seen):
+    with patch.object(BlockAudit, "stages", seen):
         yield closest
 
 

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from scope_contracts.arithmetic import Deviation, ReducedSum
-from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, LATENTS_IN, PPEnvelope
+from scope_contracts.envelope import LATENTS_IN, PPEnvelope
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.checks import Checks
 from scope_rt.integrity.audit_plan import (
     Audit,
     CallPlan,
+    CallPlanner,
     RecomputeTurns,
     audit_in_turn,
-    calls_of,
     whole_audits,
 )
 from scope_rt.integrity.cached_rows import largest_loss
@@ -72,7 +72,7 @@ class ArithmeticCheck:
         self._every = 1 if level is IntegrityLevel.STRICT else every
         self._checks = checks or Checks()
         self._rounding = Rounding.of(generator.model.dtype)
-        self._origin_frame = self._chunk = 0
+        self._planner, self._chunk = CallPlanner(), 0
         self._calls: list[CallPlan] = []
         self._recorder: BlockRecorder | None = None
         self._held: list[_Held] = []
@@ -89,21 +89,9 @@ class ArithmeticCheck:
         self.abandon()
         if self._level is IntegrityLevel.OFF:
             return
-        self._chunk, latents = envelope.chunk_index, tensors[LATENTS_IN]
-        num_context = 0
-        if envelope.reset_kv_cache:
-            self._origin_frame = 0
-        if envelope.do_kv_recompute:
-            num_context = tensors[CONTEXT_FRAMES_OVERRIDE].shape[1]
-            self._origin_frame = envelope.current_start_frame - num_context
-        self._calls = calls_of(
-            envelope,
-            origin_frame=self._origin_frame,
-            grid=(latents.shape[3] // 2, latents.shape[4] // 2),
-            num_frames=latents.shape[1],
-            num_context=num_context,
-        )
-        audits = self._audits(latents.shape[0])
+        self._chunk = envelope.chunk_index
+        self._calls = self._planner.calls(envelope, tensors)
+        audits = self._audits(tensors[LATENTS_IN].shape[0])
         if audits and self._weights is not None:
             watched = {audit.layer: self._blocks[audit.layer] for audit in audits}
             self._recorder = BlockRecorder(
@@ -305,10 +293,11 @@ class ArithmeticCheck:
             self._checks.cached_rows(self._where(record.audit), name, changed, 0, 0)
 
     def _past_slots(self, window: WriteWindow, *, is_over: bool) -> Tensor:
-        """Token slots that are none of the chunk's own; once it is over, of frames still cached."""
-        frames, tokens = window.frames_in_view, self._generator.cache.spec.frame_tokens
-        kept = self._generator.cache.frames_kept if is_over else frames
-        past = torch.tensor([frame in kept for frame in frames]).repeat_interleave(tokens)
+        """Token slots of other chunks; once this one is over, those that still hold the same."""
+        cache, frames = self._generator.cache, window.frames_in_view
+        held = [cache.frames_by_slot.get(slot) for slot in range(len(frames))]
+        is_held = [not is_over or now == frame for now, frame in zip(held, frames, strict=True)]
+        past = torch.tensor(is_held).repeat_interleave(cache.spec.frame_tokens)
         for segment in window.segments:
             past[segment.slots] = False
         return past

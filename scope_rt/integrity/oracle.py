@@ -128,9 +128,9 @@ class BlockAudit:
 
     def _plain_product(self, name: str, linear: ProductSums, what: Seen, before: Seen) -> Stage:
         """Of what is known to a few roundings."""
-        length, error = self._lengths(before), None
+        error = None
+        length = self._lengths(Seen.UP if before is Seen.ACTIVATION else before)
         if before is Seen.ACTIVATION:
-            length = self._lengths(Seen.UP)
             error = (self._rounding.store + 2 * SHARED * self._rounding.work) * length
         return self._held(name, linear, what, self._sums(before), length, error)
 

@@ -87,6 +87,19 @@ def key_biases(plan: CallPlan, window: WriteWindow, tokens: Sequence[int]) -> Te
     return biases.expand(is_later.shape).masked_fill(is_later, -torch.inf)
 
 
+class Workspace:
+    """Memory that is used again and again: new memory is cold, which costs more than the work."""
+
+    def __init__(self) -> None:
+        self._by_shape: dict[tuple[int, ...], Tensor] = {}
+
+    def like(self, shape: tuple[int, ...], example: Tensor) -> Tensor:
+        """Of that shape, and of the dtype and on the device of `example`; holds anything."""
+        if shape not in self._by_shape:
+            self._by_shape[shape] = example.new_empty(shape)
+        return self._by_shape[shape]
+
+
 class Attended(NamedTuple):
     """What attention must give of one call's queries, from the keys and values it was shown."""
 
@@ -102,22 +115,33 @@ class Attended(NamedTuple):
 
 
 def attended(
-    q_BNHD: Tensor, shown_BKHD: tuple[Tensor, Tensor], biases_NK: Tensor, signs_DS: Tensor
+    q_BNHD: Tensor,
+    shown_BKHD: tuple[Tensor, Tensor],
+    biases_NK: Tensor,
+    signs_DS: Tensor,
+    workspace: Workspace,
 ) -> Attended:
     """Softmax attention. Sums are taken of values, not of what comes out: half of the products."""
     k, v = shown_BKHD
     batch, queries, heads, dim = q_BNHD.shape
     key_sums, value_sums = row_sums(shown_BKHD, signs_DS)
-    values = torch.cat((value_sums, value_sums * value_sums), dim=-1).transpose(1, 2).flatten(0, 1)
+    values = torch.cat(
+        (value_sums, value_sums * value_sums, torch.ones_like(value_sums[..., :1])), dim=-1
+    )
+    values = values.transpose(1, 2).flatten(0, 1)
     q = q_BNHD.transpose(1, 2).flatten(0, 1)
     kT = k.permute(0, 2, 3, 1).flatten(0, 1)
     piece = max(1, _WORKSPACE_BYTES // (batch * heads * k.shape[1] * q.element_size()))
     parts = []
     for start in range(0, queries, piece):
+        part = q[:, start : start + piece]
         bias = biases_NK if len(biases_NK) == 1 else biases_NK[start : start + piece]
-        scores = torch.baddbmm(bias, q[:, start : start + piece], kT, alpha=dim**-0.5)
-        parts.append(torch.bmm(scores.softmax(-1), values))
-    moments = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        scores = workspace.like((*part.shape[:2], k.shape[1]), q)
+        torch.baddbmm(bias, part, kT, alpha=dim**-0.5, out=scores)
+        scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+        parts.append(torch.bmm(scores, values))
+    sums = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    moments = sums[..., :-1] / sums[..., -1:]
     return Attended(
         moments_BHNS=moments.view(batch, heads, queries, -1),
         q_lengths_BHN1=torch.linalg.vector_norm(q_BNHD, dim=-1).transpose(1, 2)[..., None],

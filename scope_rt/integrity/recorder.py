@@ -17,7 +17,14 @@ from torch.utils.hooks import RemovableHandle
 from scope_rt.collectives import Collectives
 from scope_rt.integrity.audit_plan import Audit, CallPlan
 from scope_rt.integrity.call_weights import BlockWeights, CallWeights, Seen, TextWeights
-from scope_rt.integrity.oracle_attention import Attended, attended, key_biases, of_batch, turned
+from scope_rt.integrity.oracle_attention import (
+    Attended,
+    Workspace,
+    attended,
+    key_biases,
+    of_batch,
+    turned,
+)
 from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.models.causal_wan import Block, TextKV
 from scope_rt.models.generator import (
@@ -28,6 +35,9 @@ from scope_rt.models.generator import (
 
 REDUCED = (None, Seen.PROJECTED, None, Seen.TEXT_PROJECTED, Seen.DOWN)
 """The all-reduces of a block, in order; None is one of sums of squares."""
+
+_WITHOUT_LENGTH = (Seen.ACTIVATION, Seen.OUTPUT)
+"""No bound needs theirs."""
 
 Attend = CachedSelfAttention | BlockCausalSelfAttention
 
@@ -49,6 +59,7 @@ class BlockRecord:
     weights: CallWeights
     text_weights: TextWeights
     bias_after_text: Tensor
+    workspace: Workspace
     not_before: tuple[Tensor, Tensor] | None = None
     """The block's input and what the block before gave, where they are not one tensor."""
     sums: dict[Seen, Tensor] = field(default_factory=dict)
@@ -96,7 +107,8 @@ class BlockRecord:
         if what in self.sums:
             self.repeated = what.value
         self.sums[what] = rows_NC @ self.weights.columns[what]
-        self.lengths[what] = torch.linalg.vector_norm(rows_NC, dim=-1)
+        if what not in _WITHOUT_LENGTH:
+            self.lengths[what] = torch.linalg.vector_norm(rows_NC, dim=-1)
 
     def take_tensor(self, what: Seen, tensor: Tensor) -> None:
         rows = self.rows(tensor)
@@ -104,7 +116,7 @@ class BlockRecord:
         if what is Seen.AFTER_ATTENTION:
             self._after_attention = rows
         elif what is Seen.UP:
-            self.take(Seen.ACTIVATION, _gelu(rows))
+            self.take(Seen.ACTIVATION, _gelu(rows, self.workspace))
         elif what is Seen.TEXT_Q_PRODUCT:
             self._take_text(rows)
 
@@ -136,8 +148,11 @@ class BlockRecord:
         self.got_sums[what], self.got_lengths[what] = self._own(after)
         if what is Seen.TEXT_PROJECTED:
             assert self._after_attention is not None
-            step = self.rows(got) + self.bias_after_text
-            self.take(Seen.AFTER_TEXT, self._after_attention + step)
+            step = self.rows(got)
+            x = torch.add(
+                step, self.bias_after_text, out=self.workspace.like(tuple(step.shape), step)
+            )
+            self.take(Seen.AFTER_TEXT, x.add_(self._after_attention))
             self._after_attention = None
         return got
 
@@ -164,9 +179,9 @@ _GELU_CUBIC = 0.044715
 _GELU_FACTOR = 2 * (2 / math.pi) ** 0.5
 
 
-def _gelu(x: Tensor) -> Tensor:
+def _gelu(x: Tensor, workspace: Workspace) -> Tensor:
     """Hendrycks and Gimpel (2016), section 2; (1 + tanh y) / 2 is the sigmoid of 2 y."""
-    y = x * x
+    y = torch.mul(x, x, out=workspace.like(tuple(x.shape), x))
     y.mul_(_GELU_FACTOR * _GELU_CUBIC).add_(_GELU_FACTOR)
     return y.mul_(x).sigmoid_().mul_(x)
 
@@ -219,6 +234,7 @@ class BlockRecorder:
         self._last_output: Tensor | None = None
         self._biases: dict[tuple[object, ...], Tensor] = {}
         self._turned: dict[tuple[object, ...], Tensor] = {}
+        self._workspace = Workspace()
         self._groups = [(block, block.group) for block in blocks.values()]
         self._handles: list[RemovableHandle] = []
         for layer, block in blocks.items():
@@ -286,6 +302,7 @@ class BlockRecorder:
             weights=weights.of_call(layer, plan.timestep, made),
             text_weights=weights.of_text(layer, self._generator.text[layer]),
             bias_after_text=weights.text_to_out.bias_LR[layer],
+            workspace=self._workspace,
         )
         record.take_tensor(Seen.INPUT, x)
         return record
@@ -339,10 +356,7 @@ class BlockRecorder:
         ]
         turned_signs = self._turned_signs(record)
         record.turned_sums = [
-            (record.rows(x.flatten(2)).view(-1, *turned_signs.shape) * turned_signs)
-            .sum(-1)
-            .view(-1)
-            for x in (q, k)
+            self._turned_sum(record.rows(x.flatten(2)), turned_signs) for x in (q, k)
         ]
         record.take_tensor(Seen.VALUES, v.flatten(2))
         rows = record.rows(out.flatten(2))
@@ -355,7 +369,13 @@ class BlockRecorder:
             shown,
             self._biases_of(record),
             weights.head_signs_DK,
+            self._workspace,
         )
+
+    def _turned_sum(self, rows_NC: Tensor, signs_TC: Tensor) -> Tensor:
+        rows = rows_NC.view(-1, *signs_TC.shape)
+        products = torch.mul(rows, signs_TC, out=self._workspace.like(tuple(rows.shape), rows))
+        return products.sum(-1).view(-1)
 
     def _tokens(self, record: BlockRecord) -> Sequence[int]:
         """Of one batch row."""

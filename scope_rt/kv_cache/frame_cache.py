@@ -5,6 +5,7 @@ once. Whatever a cache keeps, every rank derives the same window: from the start
 from scores that were summed over the ranks first.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,6 +70,11 @@ class FrameCache(Protocol):
     @property
     def frames_kept(self) -> tuple[int, ...]:
         """Latent frames that are cached between chunks, in slot order: equal on all ranks."""
+        ...
+
+    @property
+    def frames_by_slot(self) -> Mapping[int, int]:
+        """The latent frame that lies in each frame slot, evicted ones too; a gist as above."""
         ...
 
     @property

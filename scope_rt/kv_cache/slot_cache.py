@@ -6,7 +6,7 @@ copy of the chunk is kept. A chunk that a layer wrote no row of never becomes pa
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -124,6 +124,10 @@ class SlotCache:
     @property
     def frames_kept(self) -> tuple[int, ...]:
         return self.policy.frames_kept
+
+    @property
+    def frames_by_slot(self) -> Mapping[int, int]:
+        return self._frame_at
 
     @property
     def scores_digest(self) -> str:

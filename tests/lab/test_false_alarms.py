@@ -11,7 +11,7 @@ from scope_contracts.errors import UserInputError
 from scope_lab import clean_streams, false_alarms
 from scope_lab.clean_streams import COMBINATIONS, StreamResult, run_stream, steering
 from scope_lab.false_alarms import CAPABILITIES, capabilities_here, read, stream_all, table
-from scope_rt.integrity.oracle import BlockOracle
+from scope_rt.integrity.oracle import BlockAudit
 
 HERE = capabilities_here()[-1]
 
@@ -24,13 +24,13 @@ def test_a_clean_stream_comes_near_no_bound() -> None:
 
 
 def test_a_refused_stream_is_an_error_that_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    stages = BlockOracle.stages
+    stages = BlockAudit.stages
 
-    def strict(self, records):  # type: ignore[no-untyped-def]
-        for stage in stages(self, records):
+    def strict(self):  # type: ignore[no-untyped-def]
+        for stage in stages(self):
             yield stage._replace(bound=stage.bound / 100)
 
-    monkeypatch.setattr(BlockOracle, "stages", strict)
+    monkeypatch.setattr(BlockAudit, "stages", strict)
     result = run_stream(HERE, 1, num_chunks=6)
     assert result.chunks < 6
     assert result.error.startswith("IntegrityError: chunk ")
@@ -39,9 +39,9 @@ def test_a_refused_stream_is_an_error_that_names_itself(monkeypatch: pytest.Monk
 
 
 def test_what_watched_a_stream_is_gone_after_it() -> None:
-    stages = BlockOracle.stages
+    stages = BlockAudit.stages
     run_stream(HERE, 0, num_chunks=1)
-    assert BlockOracle.stages is stages
+    assert BlockAudit.stages is stages
 
 
 def test_a_stopped_run_continues_where_it_was(
