@@ -32,7 +32,7 @@ def _refused_alike(topology: Topology, level: IntegrityLevel) -> Expected:
 _TEXT = partial(
     NumericFault,
     number=28,
-    layer=(Detector.DERIVED,),
+    layer=(Detector.DERIVED, Detector.LINEAR_SUMS, Detector.ORACLE),
     refusal=partial(refused_there, "IntegrityError"),
     action="damage_text",
     takes_turns=True,
@@ -40,7 +40,7 @@ _TEXT = partial(
 _MODULATION = partial(
     NumericFault,
     number=30,
-    layer=(Detector.DERIVED,),
+    layer=(Detector.DERIVED, Detector.LINEAR_SUMS, Detector.ORACLE),
     refusal=_refused_alike,
     action="damage_modulation",
     takes_turns=True,
