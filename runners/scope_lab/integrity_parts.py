@@ -19,7 +19,7 @@ from scope_rt.integrity.arithmetic import ArithmeticCheck
 from scope_rt.integrity.canary import Canary
 from scope_rt.integrity.edges import EdgeCheck
 from scope_rt.integrity.made_state import MadeState
-from scope_rt.integrity.recorder import BlockRecorder
+from scope_rt.integrity.recorder import BlockRecord, BlockRecorder
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.integrity.verifier import Verifier
 from scope_rt.kv_cache.row_ledger import RowLedger
@@ -33,13 +33,15 @@ _PARTS: dict[str, tuple[tuple[object, str], ...]] = {
     "rows as written": ((RowLedger, "note"), (RowLedger, "_flush")),
     "rows before they are replaced": ((SlotCache, "_verify_leaving"),),
     "state in rotation": ((StateAudit, "verify"), (StateAudit, "verify_leaving")),
-    "a token computed again": (
+    "blocks computed again": (
         (ArithmeticCheck, "begin"),
         (ArithmeticCheck, "end"),
         (BlockRecorder, "_before"),
-        (BlockRecorder, "_watched"),
-        (BlockRecorder, "_compare_rows"),
-        (BlockRecorder, "_own_attention"),
+        (BlockRecorder, "_after"),
+        (BlockRecorder, "_keep_product"),
+        (BlockRecorder, "_keep_input"),
+        (BlockRecorder, "_look_at"),
+        (BlockRecord, "_all_sums"),
     ),
     "what enters and leaves blocks, and noise": ((EdgeCheck, "begin"), (EdgeCheck, "end")),
     "text and modulations": ((MadeState, "begin"), (MadeState, "end")),
