@@ -101,6 +101,7 @@ class Heartbeat:
         self._abort, self._is_over = abort, is_over
         self._asked_s = time.monotonic()
         self._lost: GroupError | None = None
+        self._has_reported_own = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -136,9 +137,9 @@ class Heartbeat:
         atexit.unregister(self.stop)
 
     def let_others_read(self) -> None:
-        """Return when the others have had two beats' time to read why this start ended, where the
+        """Return when the others have had two beats' time to read why this rank leaves, where the
         store ends with this process; at once elsewhere."""
-        if self._lost is not None and self._rank == 0 and self._point.is_hosted_by_rank0:
+        if self._has_reported_own and self._rank == 0 and self._point.is_hosted_by_rank0:
             time.sleep(2 * self._interval_s)
 
     def report(self, failure: GroupError) -> GroupError:
@@ -152,6 +153,7 @@ class Heartbeat:
     def report_own(self, error: BaseException, *, chunk: int = NO_CHUNK) -> GroupError:
         """Say why this rank is about to leave; the failure that all ranks report. Blocks as
         `report` does."""
+        self._has_reported_own |= self._lost is None  # else it follows from what all know
         failure = Failure.of_own(error, rank=self._rank, chunk=chunk)
         return self._report(failure, failure.error())
 
