@@ -23,7 +23,7 @@ class Watched:
 
     def begin(self, envelope: object, tensors: Mapping[str, Tensor]) -> None: ...
 
-    def end(self, chunk: int, latents: Tensor) -> None:
+    def end(self, chunk: int, latents: Tensor, latents_sha256: str) -> None:
         self.asked.append("evidence")
 
     def before(self, chunk: int, digest: object) -> None: ...
