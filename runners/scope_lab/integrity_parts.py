@@ -16,10 +16,11 @@ from unittest.mock import patch
 
 from scope_rt.control.pipeline import Pipeline
 from scope_rt.integrity.arithmetic import ArithmeticCheck
+from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.canary import Canary
 from scope_rt.integrity.edges import EdgeCheck
 from scope_rt.integrity.made_state import MadeState
-from scope_rt.integrity.recorder import BlockRecord, BlockRecorder
+from scope_rt.integrity.recorder import BlockRecorder
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.integrity.verifier import Verifier
 from scope_rt.kv_cache.row_ledger import RowLedger

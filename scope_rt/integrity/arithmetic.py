@@ -28,12 +28,13 @@ from scope_rt.integrity.audit_plan import (
     audit_in_turn,
     whole_audits,
 )
+from scope_rt.integrity.block_record import BlockRecord, GivenRows
 from scope_rt.integrity.cached_rows import largest_loss
 from scope_rt.integrity.call_weights import BlockWeights
 from scope_rt.integrity.linear_sums import to_array
 from scope_rt.integrity.oracle import BlockAudit, Stage
 from scope_rt.integrity.oracle_attention import of_batch, row_sums
-from scope_rt.integrity.recorder import BlockRecord, BlockRecorder, GivenRows
+from scope_rt.integrity.recorder import BlockRecorder
 from scope_rt.integrity.reduced_sums import ReducedSums, reduced_sums_of
 from scope_rt.integrity.tolerance import Array, Rounding
 from scope_rt.kv_cache.frame_cache import WriteWindow

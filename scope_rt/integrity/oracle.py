@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from scope_contracts.arithmetic import LAMBDA
+from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.block_sums import ProductSums, walk
 from scope_rt.integrity.call_weights import Affine, BlockWeights, Gate, Seen, stacked
 from scope_rt.integrity.linear_sums import NUM_SUMS
 from scope_rt.integrity.oracle_attention import attention_sums, text_attended
-from scope_rt.integrity.recorder import BlockRecord
 from scope_rt.integrity.tolerance import SHARED, SQUARES_ROUNDOFF, Rounding
 
 

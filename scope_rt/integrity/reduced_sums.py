@@ -14,8 +14,8 @@ from torch import Tensor
 
 from scope_contracts.arithmetic import ReducedSum
 from scope_contracts.errors import IntegrityError
+from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.linear_sums import signs
-from scope_rt.integrity.recorder import BlockRecord
 from scope_rt.integrity.tolerance import SQUARES_ROUNDOFF, Rounding
 
 
