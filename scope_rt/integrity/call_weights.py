@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scope_rt.integrity.block_sums import ProductSums
 from scope_rt.integrity.linear_sums import NUM_SUMS, signs
+from scope_rt.integrity.oracle_attention import Workspace
 from scope_rt.models.causal_wan import Block, Modulation, TextKV
 
 
@@ -143,6 +144,7 @@ class BlockWeights:
         )
         head_signs = signs(self.config.attention_head_dim, NUM_SUMS)
         self.head_signs_DK = torch.from_numpy(head_signs).to(self.device, self.dtype)
+        self.workspace = Workspace()
         self._by_call: dict[tuple[int, float], tuple[Modulation, CallWeights]] = {}
         self._by_text: dict[int, tuple[TextKV, TextWeights]] = {}
 

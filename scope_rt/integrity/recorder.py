@@ -15,7 +15,7 @@ from scope_rt.collectives import Collectives
 from scope_rt.integrity.audit_plan import Audit, CallPlan
 from scope_rt.integrity.block_record import BlockRecord, GivenRows
 from scope_rt.integrity.call_weights import BlockWeights, Seen
-from scope_rt.integrity.oracle_attention import Workspace, attended, key_biases, of_batch, turned
+from scope_rt.integrity.oracle_attention import attended, key_biases, of_batch, turned
 from scope_rt.models.causal_wan import Block, TextKV
 from scope_rt.models.generator import (
     BlockCausalSelfAttention,
@@ -64,7 +64,6 @@ class BlockRecorder:
         self._last_output: Tensor | None = None
         self._biases: dict[tuple[object, ...], Tensor] = {}
         self._turned: dict[tuple[object, ...], Tensor] = {}
-        self._workspace = Workspace()
         self._groups = [(block, block.group) for block in blocks.values()]
         self._handles: list[RemovableHandle] = []
         for layer, block in blocks.items():
@@ -132,7 +131,7 @@ class BlockRecorder:
             weights=weights.of_call(layer, plan.timestep, made),
             text_weights=weights.of_text(layer, self._generator.text[layer]),
             bias_after_text=weights.text_to_out.bias_LR[layer],
-            workspace=self._workspace,
+            workspace=self._weights.workspace,
         )
         record.take_tensor(Seen.INPUT, x)
         return record
@@ -199,12 +198,14 @@ class BlockRecorder:
             shown,
             self._biases_of(record),
             weights.head_signs_DK,
-            self._workspace,
+            self._weights.workspace,
         )
 
     def _turned_sum(self, rows_NC: Tensor, signs_TC: Tensor) -> Tensor:
         rows = rows_NC.view(-1, *signs_TC.shape)
-        products = torch.mul(rows, signs_TC, out=self._workspace.like(tuple(rows.shape), rows))
+        products = torch.mul(
+            rows, signs_TC, out=self._weights.workspace.like(tuple(rows.shape), rows)
+        )
         return products.sum(-1).view(-1)
 
     def _tokens(self, record: BlockRecord) -> Sequence[int]:
