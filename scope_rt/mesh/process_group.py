@@ -7,7 +7,7 @@ All travels over gloo, on the CPU, but for the sums of GPU tensors: those go ove
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -117,7 +117,10 @@ class World:
             )
         self._default_group = dist.group.WORLD
         assert self._default_group is not None, "it was just built"
-        self._prove({"world": (self._default_group, ranks)})
+        with ExitStack() as on_error:
+            on_error.callback(leave_world)
+            self._prove({"world": (self._default_group, ranks)})
+            on_error.pop_all()
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """Every rank's `payload`, by rank: one small gather over all ranks.

@@ -6,7 +6,7 @@ loaded with the checkpoint, and continue at rank0's resume point.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from scope_contracts.envelope import PlanId
@@ -68,11 +68,14 @@ class Rank:
                 device=setup.device,
                 watchdog=instruments.watchdog,
             )
-        self._compare_settings()
-        topology.check_world_size(environment.world_size)
-        check_environment(setup)
-        if self._world is not None:
-            self._groups = self._world.build_groups(topology)
+        with ExitStack() as on_error:  # the groups' own threads would abort a process that ends
+            on_error.callback(self.leave)
+            self._compare_settings()
+            topology.check_world_size(environment.world_size)
+            check_environment(setup)
+            if self._world is not None:
+                self._groups = self._world.build_groups(topology)
+            on_error.pop_all()
         mesh = setup.config.mesh
         instruments.watchdog.start(chunk_s=mesh.start_timeout_s, grace_s=mesh.heartbeat_timeout_s)
         if self._world is not None:

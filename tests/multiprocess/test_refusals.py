@@ -84,6 +84,7 @@ def stream_on_unlike_cpus(folder: Path, plan: str, integrity: str) -> list[str]:
             for rank in range(num_ranks)
         ]
         said = [process.communicate(timeout=100)[0] for process in processes]
+    assert not [process.returncode for process in processes if process.returncode < 0]
     return [each.strip().splitlines()[-1] for each in said]
 
 
