@@ -70,7 +70,8 @@ class StreamLoop:
         self._log, self._record_latents, self._resume_points = log, record_latents, resume_points
         self._num_tail_frames = num_tail_frames
         self._delivery, self._tail = Delivery(), StreamTail()
-        self._emission = Emission(instruments.checks)
+        self._emission = None if stages.values is None else Emission(instruments.checks)
+        """None verifies nothing, and keeps no chunk."""
         position = Position(planner=planner)
         if resumed is not None:
             position = resumed.position(planner.settings)
@@ -113,7 +114,8 @@ class StreamLoop:
         self._delivery.begin()
         self._pipeline.delivered()
         self._unverified.begin(self.last_planned_chunk + 1)
-        self._emission.begin()
+        if self._emission is not None:
+            self._emission.begin()
         self._first_scheduled, self._retraction, self._has_sent = 0, None, False
         self._is_rebuilt, self._is_wrong = True, False
 
@@ -142,7 +144,7 @@ class StreamLoop:
         self._delivery.ask(num_chunks, acknowledged)
         with self.retracting():
             for chunk in self._chunks():
-                if self._stages.values is not None:
+                if self._emission is not None:
                     self._emission.verify(chunk)
                 yield chunk
                 self._check_is_newest(number)
@@ -340,7 +342,8 @@ class StreamLoop:
                 pictures.verify(index, arrived.latents, frames, before=before)
         is_strict = pictures is not None and pictures.is_strict
         chunk = arrived.shown(frames, stage_ms=stage_ms, with_crc32=is_strict)
-        self._emission.decoded(chunk)
+        if self._emission is not None:
+            self._emission.decoded(chunk)
         return chunk
 
     def _blob(self, chunk: Chunk) -> bytes:
@@ -363,7 +366,8 @@ class StreamLoop:
         missing, tail = self._delivery.missing(), self._tail
         first = len(tail.chunks) - len(missing)
         start_ns = time.perf_counter_ns()
-        for index, frames in enumerate(tail.replay(self._decoder, self._stages.context)):
+        decoded = self._watched(tail.replay(self._decoder, self._stages.context))
+        for index, frames in enumerate(decoded):
             if index >= first:
                 stage_ms = {"decode": (time.perf_counter_ns() - start_ns) / 1e6}
                 so_far = replace(tail, chunks=tail.chunks[: index + 1])

@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import UserInputError
+from scope_contracts.integrity import IntegrityLevel
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.launch_environment import LaunchEnvironment
@@ -195,6 +197,17 @@ def test_five_thousand_chunks_leave_memory_flat(session: StreamSession) -> None:
     assert torch.isfinite(last.latents).all()
     gc.collect()
     assert resident_mib() - warm < 8
+
+
+@pytest.mark.parametrize("level", IntegrityLevel)
+def test_no_level_of_integrity_keeps_a_chunk_that_was_handed_out(
+    folder: Path, level: IntegrityLevel
+) -> None:
+    with StreamSession(StreamConfig.of(folder, integrity=level)) as session:
+        chunks = session.stream("a red circle", num_chunks=6)
+        frames = [weakref.ref(chunk.frames) for chunk in chunks]
+        gc.collect()
+        assert sum(each() is not None for each in frames) <= 1
 
 
 def test_an_abandoned_stream_leaves_nothing_to_the_next(session: StreamSession) -> None:

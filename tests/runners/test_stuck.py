@@ -4,14 +4,19 @@ import logging
 import sys
 import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
+from scope_contracts.errors import ScopeError
 from scope_rt.config import StreamConfig
+from scope_rt.instruments import Instruments
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.record.reader import read_history
 from scope_rt.session import StreamSession
+from scope_rt.vae.tiny import TinyStreamingDecoder
+from scope_rt.watchdog import Watchdog
 from scope_runners.exit_codes import FAILED
 from tests import warm_python
 
@@ -59,6 +64,32 @@ def test_a_command_that_is_stuck_ends_by_name_and_resumes(
     assert "resuming at chunk" in resumed.stderr
     history = read_history(tmp_path / "a.scope")
     assert sorted(history.finished) == list(range(len(history.finished)))
+
+
+def test_decoding_again_for_a_stream_that_is_resumed_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, Any] = {"log": tmp_path / "log", "snapshot": tmp_path / "snapshot"}
+    session = StreamSession(StreamConfig.of(**kept))
+    next(session.stream("a red circle", num_chunks=3, acknowledged=lambda: 0))
+    session.log.close()
+    real, told, decodes = TinyStreamingDecoder.decode, list[str](), Event()
+
+    def slow(decoder: TinyStreamingDecoder, *rest: Any) -> Any:
+        assert decodes.wait(20)
+        return real(decoder, *rest)
+
+    def tell(error: ScopeError) -> None:
+        told.append(str(error))
+        decodes.set()
+
+    instruments = Instruments(watchdog=Watchdog(tell))
+    config = StreamConfig.of(resume=True, start_timeout_s=0.5, integrity="off", **kept)
+    with StreamSession(config, instruments=instruments) as session:
+        again = session.stream("none", num_chunks=3, acknowledged=lambda: 0)
+        monkeypatch.setattr(TinyStreamingDecoder, "decode", slow)
+        next(again)
+    assert told[0].startswith("resuming: decoding did not end within 0.5 s")
 
 
 def test_a_session_in_python_says_what_is_stuck_and_ends_no_process(
