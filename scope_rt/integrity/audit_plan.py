@@ -153,3 +153,29 @@ class RecomputeTurns:
             )
             for number in numbers
         ]
+
+
+class CallTurns:
+    """Which calls of a chunk are looked at whole: one in turn in one chunk of `every`, and a
+    recompute unless one was in the `every` chunks before it.
+
+    So each of n calls beside recomputes has its turn within n x `every` chunks, whichever chunks
+    have one; what a recompute does that nobody looked at began less than `every` chunks ago.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._recompute_chunk: int | None = None
+        """The last of which the recompute was looked at."""
+
+    def due(self, chunk: int, *, num_calls: int, has_recompute: bool) -> list[int]:
+        """By their number in the chunk, of `num_calls`; a recompute is number 0."""
+        every, first, last = self._every, int(has_recompute), self._recompute_chunk
+        calls: list[int] = []
+        if has_recompute and (last is None or chunk - last >= every):
+            self._recompute_chunk = chunk
+            calls.append(0)
+        if every == 1:
+            return [*calls, *range(first, num_calls)]
+        turn, is_idle = divmod(chunk, every)
+        return calls if is_idle else [*calls, first + turn % (num_calls - first)]

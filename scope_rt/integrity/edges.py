@@ -3,8 +3,8 @@
 Noise is drawn again, bit for bit; every call's input, timestep and text are those of the envelope;
 its rotations, patch embedding, head and step are held against `edge_reference`. In `strict` that is
 all of every chunk. In `default` it is one step's noise in every other chunk, what all calls are
-given in one chunk of so many and in each with a recompute, and the rest of one call there in turn.
-Blocks are looked at elsewhere.
+given in one chunk of so many and in each with a recompute, and the rest of calls in turn
+(`CallTurns`). Blocks are looked at elsewhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, LATENTS_IN, PPEnve
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import suspect_from
 from scope_rt.checks import Checks
-from scope_rt.integrity.audit_plan import CallPlan
+from scope_rt.integrity.audit_plan import CallPlan, CallTurns
 from scope_rt.integrity.deviations import Hold
 from scope_rt.integrity.edge_reference import (
     Projection,
@@ -103,6 +103,7 @@ class EdgeCheck:
         assert patch.bias is not None
         self._patch = Projection(patch.weight, patch.bias, self._rounding)
         self._head = Projection(head_rows(head.weight), head_rows(head.bias), self._rounding)
+        self._turns = CallTurns(every)
         self._watch: _Watch | None = None
         self._calls: list[_Call] = []
 
@@ -137,8 +138,8 @@ class EdgeCheck:
         if self._watch is not None:
             self._calls = self._watch.calls
             self.abandon()
-            num_calls = len(self._plans)
-            with suspect_from(chunk if is_strict else chunk + 1 - self._every * num_calls):
+            num_in_turn = len(self._plans) - self._envelope.do_kv_recompute
+            with suspect_from(chunk if is_strict else chunk + 1 - self._every * num_in_turn):
                 self._check_calls(latents)
             self._calls = []
 
@@ -151,9 +152,7 @@ class EdgeCheck:
         first = int(self._envelope.do_kv_recompute)
         steps = range(first, first + len(self._envelope.denoising_step_list))
         self._check_given(timesteps, steps, latents)
-        if chunk % self._every:
-            return
-        indices = self._in_turn(len(timesteps), chunk // self._every)
+        indices = self._turns.due(chunk, num_calls=len(timesteps), has_recompute=bool(first))
         self._check_rotations(indices)
         self._check_patches([index for index in indices if index < first])  # of other frames
         self._check_patches([index for index in indices if index >= first])
@@ -170,10 +169,6 @@ class EdgeCheck:
     def _hold(self) -> Hold:
         return Hold(self._checks.edges, self._where)
 
-    def _in_turn(self, num: int, turn: int) -> Sequence[int]:
-        """Which of `num` are looked at: all in `strict`, else one."""
-        return range(num) if self._every == 1 else [turn % num]
-
     def _check_noise(self, latents: Tensor) -> None:
         """The chunk's start and its re-noise are what this rank draws by itself."""
         envelope, hold = self._envelope, Hold(self._checks.noise, self._where)
@@ -182,7 +177,7 @@ class EdgeCheck:
             return
         num, drawn = len(envelope.denoising_step_list), self._generator.noise_drawn
         hold.count("re-noise drawn", got=len(drawn), want=num - 1)
-        for step in self._in_turn(num, turn):
+        for step in range(num) if self._every == 1 else [turn % num]:
             got = drawn[step - 1] if step else self._tensors[LATENTS_IN]
             own = noise_of(envelope, step, tuple(latents.shape)).to(got.dtype)
             hold.same(-1, f"noise before step {step}" if step else LATENTS_IN, got, own)

@@ -115,6 +115,16 @@ def test_a_start_from_another_seed_is_found() -> None:
     stream(check="noise").run([0], seed=4)
 
 
+def test_a_recompute_is_looked_at_in_a_chunk_that_has_no_turn() -> None:
+    rollout = Rollout(sink=0, window=9, dtype=torch.float32)
+    edged = EdgedStream(rollout, every=8, recomputes=True)
+    patch = next(fault for fault in EDGE_FAULTS if "patch embedding" in fault.names)
+    with pytest.MonkeyPatch.context() as patching:
+        patch.bring_about(rollout, patching)
+        with pytest.raises(IntegrityError, match="chunk 3, rank 0, call 0: patch embedding"):
+            edged.run([3], new_text=True)
+
+
 def test_other_context_than_was_sent_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Rollout(sink=0, window=9, dtype=torch.float32)
     edged, real = EdgedStream(rollout, recomputes=True), type(rollout.generator)._recompute

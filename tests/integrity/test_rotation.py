@@ -1,10 +1,11 @@
 """Whatever its size, all that is held has its turn within M chunks, and turns are even."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 
+from scope_rt.integrity.audit_plan import CallTurns
 from scope_rt.integrity.rotation import Part, Rotation
 
 MIB = 1 << 20
@@ -63,3 +64,35 @@ def test_strict_verifies_all_with_every_chunk() -> None:
     rotation, held = Rotation(1), parts([MIB] * 5)
     rotation.hold(held)
     assert all(set(rotation.due()) == set(held) for _ in range(3))
+
+
+EVERY, NUM_STEPS = 8, 5
+RECOMPUTES: dict[str, Callable[[int], bool]] = {
+    "never": lambda chunk: False,
+    "in every chunk": lambda chunk: True,
+    **{f"in one of {n}": lambda chunk, n=n: chunk % n == 0 for n in (2, 3, 16, 24)},  # type: ignore[misc]
+    "once, in a chunk that has a turn": lambda chunk: chunk == 3 * EVERY,
+    "in chunks that have none": lambda chunk: chunk % EVERY == 1,
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTES)
+def test_each_call_has_its_turn_whichever_chunks_have_a_recompute(name: str) -> None:
+    turns, seen = CallTurns(EVERY), dict[int, list[int]]()
+    num_chunks = 6 * EVERY * NUM_STEPS
+    for chunk in range(num_chunks):
+        first = int(RECOMPUTES[name](chunk))
+        calls = turns.due(chunk, num_calls=first + NUM_STEPS, has_recompute=bool(first))
+        for call in calls:
+            seen.setdefault(call - first, []).append(chunk)
+    for step in range(NUM_STEPS):
+        ends = [-1, *seen[step], num_chunks]
+        assert max(b - a for a, b in pairwise(ends)) <= EVERY * NUM_STEPS
+    for chunk in filter(RECOMPUTES[name], range(num_chunks)):
+        assert any(chunk - EVERY < at <= chunk for at in seen[-1])
+
+
+def test_strict_looks_at_every_call() -> None:
+    turns = CallTurns(1)
+    assert turns.due(7, num_calls=5, has_recompute=False) == [0, 1, 2, 3, 4]
+    assert turns.due(8, num_calls=6, has_recompute=True) == [0, 1, 2, 3, 4, 5]
