@@ -88,16 +88,20 @@ def key_biases(plan: CallPlan, window: WriteWindow, tokens: Sequence[int]) -> Te
 
 
 class Workspace:
-    """Memory that is used again and again: new memory is cold, which costs more than the work."""
+    """Memory that is used again and again: new memory is cold, which costs more than the work.
+
+    As much as the largest use so far; each use ends before the next begins.
+    """
 
     def __init__(self) -> None:
-        self._by_shape: dict[tuple[int, ...], Tensor] = {}
+        self._numbers: Tensor | None = None
 
     def like(self, shape: tuple[int, ...], example: Tensor) -> Tensor:
         """Of that shape, and of the dtype and on the device of `example`; holds anything."""
-        if shape not in self._by_shape:
-            self._by_shape[shape] = example.new_empty(shape)
-        return self._by_shape[shape]
+        size = math.prod(shape)
+        if self._numbers is None or self._numbers.numel() < size:
+            self._numbers = example.new_empty(size)
+        return self._numbers[:size].view(shape)
 
 
 class Attended(NamedTuple):
