@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scope_rt.config import MeshConfig
 from scope_rt.environment_names import RESTARTS_AFTER_PROGRESS, SECRET, SECRET_FILE
@@ -85,7 +85,8 @@ def launch_attempts(
     `SCOPE_RESTARTS_AFTER_PROGRESS` is 1, also after progress in this one. Where a start ends by an
     error of integrity, as the one before, and has brought the work no further, none follows: the
     cause is no fault of a moment. Ranks of a start after such an error find
-    `SCOPE_AFTER_INTEGRITY_ERROR` = 1, or "unsaid" where rank0 may not have retracted anything.
+    `SCOPE_AFTER_INTEGRITY_ERROR` = 1, or "unsaid" where rank0 may not have retracted anything,
+    which holds until a start has brought the work further.
     `on_event` is called with the number of the attempt and which rank started or ended.
     Where all ranks are stopped (SIGSTOP), none is left to name another: they are named and ended
     here, within `heartbeat_timeout_s`.
@@ -138,6 +139,8 @@ def _repeat(group: RankGroup, attempt_of: Callable[[int], Attempt], restarts: Re
         if failure.is_wrong and before is not None and before.is_wrong and not came_further:
             _LOG.error("%s, as the start before; no start brings the stream further", failure)
             return failure.code
+        if before is not None and before.is_unsaid and not came_further:
+            failure = replace(failure, is_wrong=True, is_unsaid=True)  # it may still be unsaid
         before = failure
         fruitless = 1 if came_further else fruitless + 1
         if fruitless > restarts.most:

@@ -69,6 +69,8 @@ def main(argv):
         time.sleep(0.01)
     if word == "wrong":
         return 0 if os.environ["SCOPE_AFTER_INTEGRITY_ERROR"] == "1" else 77
+    if word == "unsaid":
+        return 0 if os.environ["SCOPE_AFTER_INTEGRITY_ERROR"] == "unsaid" else 77
     if word == "follow":
         return 0 if os.environ["SCOPE_RESTARTS_AFTER_PROGRESS"] == "1" else 77
     if word == "late":

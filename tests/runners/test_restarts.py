@@ -71,6 +71,15 @@ def test_a_rank_knows_that_the_start_before_was_wrong() -> None:
     assert launch_again("7/wrong", most=1) == 77
 
 
+def test_what_nobody_has_retracted_is_told_to_each_start_until_one_brings_the_stream_further() -> (
+    None
+):
+    """A start may be lost before it could retract what the one before could not."""
+    lost = ("late/die/unsaid", f"{INTEGRITY}/sleep/0")
+    assert launch_again(*lost) == 0
+    assert launch_again(*lost, progress=[False, True], most=2) == 77
+
+
 def test_a_complete_stream_with_retractions_keeps_its_code_and_is_not_made_again(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
