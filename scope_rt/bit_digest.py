@@ -45,6 +45,15 @@ def bit_digest(tensor: Tensor, *, first_row: int = 0, first_column: int = 0) -> 
     return int(weighed(digests, weights)) % MODULUS
 
 
+def block_digests(blocks: Tensor) -> Words:
+    """The digest of each block of rows `[..., rows, columns]` by itself, 64 bits, `[...]`.
+
+    Blocks nothing on a device other than the CPU.
+    """
+    weights = _weights(blocks.device, _ROWS, 0, blocks.shape[-2])
+    return weighed(row_digests(blocks), weights)
+
+
 def row_digests(rows: Tensor, first_column: int = 0) -> Words:
     """The digest of each row `[..., columns]` by itself, 64 bits, `[...]`.
 

@@ -1,13 +1,17 @@
 """A digest tells where every bit stands, and those of shards add up."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from scope_rt import bit_digest as module
 from scope_rt.bit_digest import MODULUS, bit_digest, row_digests
+from scope_rt.memory_digest import memory_digest
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.uint8]
+DIGESTS = pytest.mark.parametrize("digest", [bit_digest, memory_digest])
 
 
 def numbers(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -28,23 +32,27 @@ def test_digests_of_shards_add_up_to_that_of_the_whole(dtype: torch.dtype, axis:
     assert sum(swapped + parts[2:]) % MODULUS != bit_digest(whole), "two ranks' shards are swapped"
 
 
+@DIGESTS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_single_bit_counts(dtype: torch.dtype) -> None:
+def test_every_single_bit_counts(dtype: torch.dtype, digest: Callable[[Tensor], int]) -> None:
     whole = numbers(dtype, 3, 5)
-    want = bit_digest(whole)
+    want = digest(whole)
     raw = whole.view(torch.uint8)
     for byte in range(raw.shape[1]):
         for bit in range(8):
             raw[1, byte] ^= 1 << bit
-            assert bit_digest(whole) != want
+            assert digest(whole) != want
             raw[1, byte] ^= 1 << bit
-    assert bit_digest(whole) == want
+    assert digest(whole) == want
 
 
+@DIGESTS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_changes_that_keep_the_sum_count(dtype: torch.dtype) -> None:
+def test_changes_that_keep_the_sum_count(
+    dtype: torch.dtype, digest: Callable[[Tensor], int]
+) -> None:
     whole = numbers(dtype, 6, 8)
-    want = bit_digest(whole)
+    want = digest(whole)
     rows, columns = whole.clone(), whole.clone()
     rows[[1, 4]] = rows[[4, 1]]
     columns[:, [0, 7]] = columns[:, [7, 0]]
@@ -52,7 +60,7 @@ def test_changes_that_keep_the_sum_count(dtype: torch.dtype) -> None:
     signs[[2, 5], whole.element_size() - 1] ^= 0x80
     shuffled = whole.flatten()[torch.randperm(48, generator=torch.Generator().manual_seed(2))]
     for changed in (rows, columns, signs.view(dtype), shuffled.view(6, 8)):
-        assert bit_digest(changed) != want
+        assert digest(changed) != want
 
 
 def test_the_layout_in_memory_does_not_count() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from scope_contracts.weights import Checksums
-from scope_rt.bit_digest import bit_digest
+from scope_rt.memory_digest import memory_digest
 
 
 class PartDigests:
@@ -25,14 +25,14 @@ class PartDigests:
             for prefix, module in _modules(part_name, part)
             for name in (*dict(module.named_parameters()), *dict(module.named_buffers()))
         }
-        self.checksums: Checksums = {name: self.now(name) for name in self._places}
+        self.noted: Checksums = {name: self.now(name) for name in self._places}
 
     def now(self, name: str) -> int:
         """The digest of a tensor's bits, each at its place in memory."""
         tensor = self._tensor(name)
         if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
             tensor = tensor.permute(0, 2, 3, 1)  # its order in memory: nothing is copied
-        return bit_digest(tensor)
+        return memory_digest(tensor)
 
     def num_bytes(self, name: str) -> int:
         """What `now` reads."""

@@ -101,7 +101,7 @@ class PictureCheck:
 
     def _verify_weights(self, chunk: int, due: Sequence[Part]) -> None:
         weights = self._parts.weights
-        noted = {part.name: weights.checksums[part.name] for part in due}
+        noted = {part.name: weights.noted[part.name] for part in due}
         with suspect_from(max(chunk + 1 - self._within, self._first_chunk or 0)):
             self._checks.weights(0, chunk, noted, weights.now)
 

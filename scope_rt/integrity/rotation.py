@@ -16,7 +16,7 @@ class Digests(Protocol):
     """Tensors by name, and the digest each had when it was noted."""
 
     @property
-    def checksums(self) -> Checksums: ...
+    def noted(self) -> Checksums: ...
 
     def now(self, name: str) -> int: ...
 
@@ -35,7 +35,7 @@ class Part:
 
 def parts_of(digests: Digests) -> list[Part]:
     """One for each tensor."""
-    return [Part(digests, name, -1, digests.num_bytes(name)) for name in digests.checksums]
+    return [Part(digests, name, -1, digests.num_bytes(name)) for name in digests.noted]
 
 
 class Rotation:

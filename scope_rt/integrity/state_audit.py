@@ -7,9 +7,9 @@ in use is found with the chunk, or within M.
 """
 
 from scope_contracts.weights import Checksums
-from scope_rt.bit_digest import bit_digest
 from scope_rt.checks import Checks
 from scope_rt.integrity.rotation import Digests, Part, Rotation, parts_of
+from scope_rt.memory_digest import memory_digest
 from scope_rt.models.generator import ChunkGenerator
 
 
@@ -23,11 +23,11 @@ class DerivedState:
         self._generator = generator
 
     @property
-    def checksums(self) -> Checksums:
+    def noted(self) -> Checksums:
         return self._generator.derived_digests
 
     def now(self, name: str) -> int:
-        return bit_digest(self._generator.derived_tensors()[name])
+        return memory_digest(self._generator.derived_tensors()[name])
 
     def num_bytes(self, name: str) -> int:
         return self._generator.derived_tensors()[name].nbytes
@@ -57,7 +57,7 @@ class StateAudit:
         Raises:
             IntegrityError: naming rank and tensor.
         """
-        self._checks.derived(self._rank, chunk, self._derived.checksums, self._derived.now)
+        self._checks.derived(self._rank, chunk, self._derived.noted, self._derived.now)
 
     def verify(self, chunk: int, *, is_last: bool = False) -> None:
         """Verify the next share, or all after the last chunk; `chunk` was computed. Reads it once.
@@ -72,7 +72,7 @@ class StateAudit:
             (self._derived, self._checks.derived),
         ):
             if names := [part.name for part in due if part.digests is digests]:
-                noted = {name: digests.checksums[name] for name in names}
+                noted = {name: digests.noted[name] for name in names}
                 check(self._rank, chunk, noted, digests.now)
         layers = [part.layer for part in due if part.digests is None]
         runs = [range(layer, layer + 1) for layer in layers]
@@ -85,7 +85,7 @@ class StateAudit:
     def _all_parts(self) -> Rotation:
         """In an order that stays, found anew when something more was derived."""
         num_layers = self._cache.spec.num_layers
-        num_tensors = len(self._weights.checksums) + len(self._derived.checksums)
+        num_tensors = len(self._weights.noted) + len(self._derived.noted)
         if len(self._rotation.parts) < num_tensors + num_layers:
             size = self._cache.num_bytes // num_layers
             layers = [Part(None, "", layer, size) for layer in range(num_layers)]

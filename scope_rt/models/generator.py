@@ -22,8 +22,8 @@ from scope_contracts.envelope import (
 from scope_contracts.errors import OrderError, ParityError
 from scope_rt.attention.backend import AttentionBackend
 from scope_rt.attention.key_bias import KeyBias, key_bias
-from scope_rt.bit_digest import bit_digest
 from scope_rt.kv_cache.frame_cache import FrameCache, WriteWindow
+from scope_rt.memory_digest import memory_digest
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
@@ -269,7 +269,7 @@ class ChunkGenerator:
         return noise.to(x0.device, x0.dtype)
 
     def _note(self, made: dict[str, Tensor]) -> None:
-        self.derived_digests |= {name: bit_digest(tensor) for name, tensor in made.items()}
+        self.derived_digests |= {name: memory_digest(tensor) for name, tensor in made.items()}
 
     def derived_tensors(self) -> dict[str, Tensor]:
         """The tensors in use now that `derived_digests` are of, by name."""

@@ -22,11 +22,13 @@ from scope_lab.counted_costs import (
     state_numbers,
     table,
 )
-from scope_rt import bit_digest
 from scope_rt.config import StreamConfig
+from scope_rt.integrity import state_audit
 from scope_rt.integrity.state_audit import StateAudit
+from scope_rt.kv_cache import row_ledger
 from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.slot_cache import SlotCache
+from scope_rt.models import fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import StreamSession
 
@@ -90,12 +92,15 @@ def test_flops_and_weights_are_those_of_the_embedded_model(
 
 def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     read, part = defaultdict[str, int](int), ["elsewhere"]
-    words_of, flush, leaving = bit_digest._words_of, RowLedger._flush, SlotCache._verify_leaving
+    flush, leaving = RowLedger._flush, SlotCache._verify_leaving
     generate, generators = ChunkGenerator.generate, list[ChunkGenerator]()
 
-    def counting(rows: Tensor) -> Any:
-        read[part[-1]] += rows.nbytes
-        return words_of(rows)
+    def counting(digest: Any) -> Any:
+        def run(tensor: Tensor, *arguments: Any) -> Any:
+            read[part[-1]] += tensor.nbytes
+            return digest(tensor, *arguments)
+
+        return run
 
     def within(name: str, work: Any) -> Any:
         def run(*arguments: Any, **named: Any) -> Any:
@@ -111,7 +116,12 @@ def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPat
         generators.append(generator)
         return generate(generator, *arguments)
 
-    monkeypatch.setattr(bit_digest, "_words_of", counting)
+    for user, name in (
+        (row_ledger, "frame_digests"),
+        (state_audit, "memory_digest"),
+        (fingerprint, "memory_digest"),
+    ):
+        monkeypatch.setattr(user, name, counting(getattr(user, name)))
     monkeypatch.setattr(RowLedger, "_flush", within("written", flush))
     monkeypatch.setattr(SlotCache, "_verify_leaving", within("replaced", leaving))
     monkeypatch.setattr(StateAudit, "verify", within("rotation", StateAudit.verify))
