@@ -91,7 +91,8 @@ class FrameCache(Protocol):
         """Plan a chunk that continues what is cached; planned again, it is the same.
 
         Raises:
-            CacheError: the chunk does not follow the last one, or does not fit.
+            CacheError: the chunk does not follow the last one, does not fit, or the window names
+            another frame than lies in a slot.
         """
         ...
 

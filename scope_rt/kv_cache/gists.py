@@ -153,10 +153,10 @@ class GistCache(SlotCache):
             self._verify_leaving([pooling.target])
             for layer in range(self.spec.num_layers):
                 self._pool(layer, pooling)
+            self._frame_at[pooling.target] = self._frame_at[pooling.sources[0]]
         rows = tokens * self.spec.num_layers * self.spec.batch
         self.counters.rows_written += len(due) * rows
         self.counters.rows_evicted += (num_visible + len(due) - len(self.frames_kept)) * rows
-        self._frame_at |= dict(zip(self.policy.slots_kept, self.frames_kept, strict=True))
 
     def _pool(self, layer: int, pooling: Pooling) -> None:
         pieces = [self.storage.rows.read(layer, self._slots(source)) for source in pooling.sources]

@@ -145,15 +145,37 @@ class SlotCache:
                 f"{self.indices.global_end_index} of {self.spec.frame_tokens} a frame"
             )
         window = self.policy.plan(start_frame=start_frame, num_frames=num_frames)
+        coming = self._coming(window, start_frame)
+        self._check_view(window, coming)
         self.storage.open(slice(0, window.indices.local_end_index))
-        tokens = self.spec.frame_tokens
-        for segment in window.segments:
-            leaving = range(segment.slot // tokens, segment.slots.stop // tokens)
-            self._verify_leaving(leaving)
-            for slot in leaving:
-                self._frame_at.pop(slot, None)
+        self._verify_leaving(sorted(coming))
+        for slot in coming:
+            self._frame_at.pop(slot, None)
         self._spans.open(window)
         return window
+
+    def _coming(self, window: WriteWindow, start_frame: int) -> dict[int, int]:
+        """The latent frame that the chunk writes to each of its frame slots."""
+        tokens, frames = self.spec.frame_tokens, {}
+        for segment in window.segments:
+            first_slot, first = segment.slot // tokens, start_frame + segment.source // tokens
+            for number in range(segment.num_tokens // tokens):
+                frames[first_slot + number] = first + number
+        return frames
+
+    def _check_view(self, window: WriteWindow, coming: Mapping[int, int]) -> None:
+        """Biases and scores go by the frames that the policy names; rows, by where they lie.
+
+        Raises:
+            CacheError: it names another frame than what was written to a slot.
+        """
+        held = {**self._frame_at, **coming}
+        for slot, frame in enumerate(window.frames_in_view):
+            if held.get(slot) != frame:
+                raise CacheError(
+                    f"the window names latent frame {frame} in frame slot {slot}, and there lies "
+                    f"{held.get(slot, 'none')}; a policy shows frames where it had them written"
+                )
 
     def update(
         self,
@@ -232,7 +254,9 @@ class SlotCache:
         self.counters.advances += 1
         self.counters.rows_evicted += num_evicted * spec.frame_tokens * spec.num_layers * spec.batch
         self._spans.close()
-        self._frame_at |= dict(zip(self.policy.slots_kept, self.frames_kept, strict=True))
+        end_frame = window.indices.global_end_index // spec.frame_tokens
+        first_frame = end_frame - window.num_tokens // spec.frame_tokens
+        self._frame_at |= self._coming(window, first_frame)
 
     def reset(self) -> None:
         self._verify_leaving(sorted(self._frame_at))
