@@ -109,14 +109,21 @@ def audit_in_turn(chunk: int, *, num_layers: int, calls: list[CallPlan], batch: 
 
     Turns go through the layers, then through the calls: every (layer, call) has one within
     `num_layers * len(calls)` chunks in a row, and every token of it within as many times the
-    tokens. A recompute takes no turns here, so that it delays none: see `RecomputeTurns`.
+    tokens of all batch rows. A recompute takes no turns here, so that it delays none: see
+    `RecomputeTurns`.
     """
     num_recomputes = sum(call.block_frames > 0 for call in calls)
     visit, turn = divmod(chunk, num_layers * (len(calls) - num_recomputes))
     call, layer = divmod(turn, num_layers)
     call += num_recomputes
-    token = (visit + 31 * turn + 7 * layer) % calls[call].num_tokens
-    return Audit(call=call, layer=layer, batch=chunk % batch, token=token)
+    row, token = _row_and_token(visit + 31 * turn + 7 * layer, calls[call], batch)
+    return Audit(call=call, layer=layer, batch=row, token=token)
+
+
+def _row_and_token(number: int, call: CallPlan, batch: int) -> tuple[int, int]:
+    """Numbers in a row go through all batch rows of a token, then through the tokens."""
+    visit, row = divmod(number, batch)
+    return row, visit % call.num_tokens
 
 
 class RecomputeTurns:
@@ -124,7 +131,8 @@ class RecomputeTurns:
     than one for each `every` chunks since the last where it is not.
 
     Whichever it is, a layer has its turn within `(num_layers + 1) * every` chunks, or in every
-    recompute. The first one of a start rebuilds what a lost process held, and is audited whole.
+    recompute, and in as many turns as there are tokens each has one. The first recompute of a start
+    rebuilds what a lost process held, and is audited in all layers.
     """
 
     def __init__(self, *, num_layers: int, every: int) -> None:
@@ -142,17 +150,13 @@ class RecomputeTurns:
             self._paid_chunk = chunk
         elif self._paid_chunk is not None:
             self._paid_chunk += due * self._every
-        numbers = range(self._num_audits, self._num_audits + due)
+        turns = [divmod(self._num_audits + n, self._num_layers) for n in range(due)]
         self._num_audits += due
-        return [
-            Audit(
-                call=0,
-                layer=number % self._num_layers,
-                batch=chunk % batch,
-                token=31 * number % call.num_tokens,
-            )
-            for number in numbers
-        ]
+        audits: list[Audit] = []
+        for visit, layer in turns:
+            row, token = _row_and_token(visit + 7 * layer, call, batch)
+            audits.append(Audit(call=0, layer=layer, batch=row, token=token))
+        return audits
 
 
 class CallTurns:
