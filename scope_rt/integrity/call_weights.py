@@ -118,11 +118,10 @@ class BlockWeights:
     """All blocks' weights as they were loaded: matrices by sums, vectors by value."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        first = blocks[0]
-        self.config = first.config
-        self.device = first.norm2.weight.device
-        self.dtype = torch.promote_types(first.norm2.weight.dtype, torch.float32)
-        self.is_half = first.norm2.weight.dtype.itemsize < self.dtype.itemsize
+        weight = blocks[0].norm2.weight
+        self.config, self.device = blocks[0].config, weight.device
+        self.dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.is_half = weight.dtype.itemsize < self.dtype.itemsize
 
         def sums(*path: str | int, has_bias: bool = True) -> ProductSums:
             linears = [_at(block, path) for block in blocks]
@@ -144,6 +143,9 @@ class BlockWeights:
         )
         head_signs = signs(self.config.attention_head_dim, NUM_SUMS)
         self.head_signs_DK = torch.from_numpy(head_signs).to(self.device, self.dtype)
+        first = self.to_q.signs_RK[:, 0].double().cpu().numpy()
+        self.first_signs_HD = first.reshape(-1, self.config.attention_head_dim)
+        """On the host: a chunk's positions are turned there, and may wait for no device."""
         self.workspace = Workspace()
         self._by_call: dict[tuple[int, float], tuple[Modulation, CallWeights]] = {}
         self._by_text: dict[int, tuple[TextKV, TextWeights]] = {}

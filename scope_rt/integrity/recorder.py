@@ -227,10 +227,8 @@ class BlockRecorder:
         plan = record.plan
         key = (plan.first_frame, plan.num_frames, record.audit.token)
         if key not in self._turned:
-            head_dim = self._weights.config.attention_head_dim
-            signs_HD = self._weights.to_q.signs_RK[:, 0].double().cpu().numpy()
             positions = [plan.position(token) for token in self._tokens(record)]
-            made = torch.from_numpy(turned(signs_HD.reshape(-1, head_dim), positions)).flatten(1)
+            made = torch.from_numpy(turned(self._weights.first_signs_HD, positions)).flatten(1)
             self._turned[key] = made.to(self._weights.device, self._weights.dtype)
         return self._turned[key]
 

@@ -1,7 +1,11 @@
 """In strict no number of a block may be wrong: a fault of one token in one call is found."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
@@ -34,3 +38,37 @@ def test_a_fault_of_one_call_gets_through_where_its_checks_are_disarmed(
     audited.run(range(3))
     fault.bring_about(Now(audited.rollout, monkeypatch))
     audited.run([3])
+
+
+def test_nothing_that_is_watched_is_read_on_the_host_before_the_chunk_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each such read would wait for a GPU, in the middle of what it has to do."""
+    audited, reads = _stream(), list[str]()
+    audited.run(range(3))
+    chunk = type(audited.rollout).chunk
+
+    def observed(rollout: Rollout, index: int, **named: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("cpu", "item", "tolist", "__bool__", "__float__", "__int__"):
+                patch.setattr(Tensor, name, _noting(name, reads))
+            return chunk(rollout, index, **named)
+
+    plain = Rollout(sink=1, window=8, dtype=torch.float32)
+    for index in range(3):
+        plain.chunk(index)
+    observed(plain, 3)
+    without, reads[:] = list(reads), []
+    monkeypatch.setattr(Rollout, "chunk", observed)
+    audited.run([3])
+    assert reads == without
+
+
+def _noting(name: str, reads: list[str]) -> Callable[[Tensor], Any]:
+    real = getattr(Tensor, name)
+
+    def noting(tensor: Tensor, *rest: Any) -> Any:
+        reads.append(name)
+        return real(tensor, *rest)
+
+    return noting
