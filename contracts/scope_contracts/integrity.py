@@ -28,7 +28,7 @@ class IntegrityLevel(StrEnum):
     DEFAULT = "default"
     """Values and replicated results before a chunk is shown; state and arithmetic in rotation."""
     STRICT = "strict"
-    """All state, and one token of every layer and call, before a chunk is shown."""
+    """All state, and every token of every layer and call, before a chunk is shown."""
 
 
 def check_derived(rank: int, chunk: int, made: Checksums, now: Callable[[str], int]) -> None:
