@@ -41,6 +41,10 @@ from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.models.causal_wan import Block
 from scope_rt.models.generator import ChunkGenerator
 
+_MOST_WAITING_BYTES = 64 << 20
+"""That records may hold before they are computed again: a query leaves as many numbers as the text
+has tokens, in every head."""
+
 
 class _Held(NamedTuple):
     """What some records came to; on their device until the chunk ends."""
@@ -77,6 +81,8 @@ class ArithmeticCheck:
         self._planner, self._chunk = CallPlanner(), 0
         self._calls: list[CallPlan] = []
         self._recorder: BlockRecorder | None = None
+        self._waiting: list[BlockRecord] = []
+        self._num_waiting_bytes = 0
         self._held: list[_Held] = []
         self._sums: tuple[ReducedSum, ...] = ()
         self._blocks: list[Block] = []
@@ -97,7 +103,7 @@ class ArithmeticCheck:
         if audits and self._weights is not None:
             watched = {audit.layer: self._blocks[audit.layer] for audit in audits}
             self._recorder = BlockRecorder(
-                self._generator, self._weights, watched, audits, self._calls
+                self._generator, self._weights, watched, audits, self._calls, self._take
             )
 
     def _audits(self, batch: int) -> list[Audit]:
@@ -125,7 +131,8 @@ class ArithmeticCheck:
         if recorder is None:
             self.abandon()
             return
-        self._hold(recorder.records)
+        self._hold()
+        self._check_whole(recorder.records)
         held, missed = self._held, recorder.missed()
         self.abandon()
         for each in held:
@@ -152,6 +159,7 @@ class ArithmeticCheck:
         if self._recorder is not None:
             self._recorder.stop()
         self._recorder, self._held, self._sums = None, [], ()
+        self._waiting, self._num_waiting_bytes = [], 0
 
     @property
     def suspect_from(self) -> int:
@@ -165,16 +173,20 @@ class ArithmeticCheck:
         """The last chunk's all-reduces, for `Checks.reduced_sums`; empty in a group of one."""
         return self._sums
 
+    def _take(self, record: BlockRecord) -> None:
+        """A block that is watched has ended."""
+        self._waiting.append(record)
+        self._num_waiting_bytes += record.num_bytes
+        if self._num_waiting_bytes > _MOST_WAITING_BYTES:
+            self._hold()
+
     @torch.inference_mode()
-    def _hold(self, records: Sequence[BlockRecord]) -> None:
-        """Compute `records` again, and let go of what they hold; waits for no device."""
+    def _hold(self) -> None:
+        """Compute the records that wait again, and let go of what they hold; waits for no
+        device."""
         assert self._weights is not None
-        for record in records:
-            fault = record.repeated and f"{record.repeated} more than once"
-            fault = fault or ", ".join(record.missing())
-            if fault:
-                raise IntegrityError(f"{self._where(record.audit)}: the block computed {fault}")
-        for _, each in groupby(records, key=_alike):
+        whole = [record for record in self._waiting if not record.fault]
+        for _, each in groupby(whole, key=_alike):
             some = list(each)
             stages = list(BlockAudit(self._weights, some, self._rounding).stages())
             got, want, bound = (
@@ -184,6 +196,15 @@ class ArithmeticCheck:
             is_right = ((got - want).abs_() <= bound).all()
             sums = reduced_sums_of(some, self._rounding)
             self._held.append(_Held(some, stages, is_right, sums))
+        for record in self._waiting:
+            record.text_scores = None
+        self._waiting, self._num_waiting_bytes = [], 0
+
+    def _check_whole(self, records: Sequence[BlockRecord]) -> None:
+        for record in records:
+            if record.fault:
+                where = self._where(record.audit)
+                raise IntegrityError(f"{where}: the block computed {record.fault}")
 
     def _where(self, audit: Audit, token: int | None = None) -> str:
         where = f"chunk {self._chunk}, rank {self._rank}, call {audit.call}, layer {audit.layer}"

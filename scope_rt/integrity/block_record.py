@@ -148,12 +148,21 @@ class BlockRecord:
         sums, lengths = of_all
         return sums[row : row + 1], lengths[row : row + 1]
 
-    def missing(self) -> list[str]:
-        """What was not observed, though every block has it."""
+    @property
+    def num_bytes(self) -> int:
+        """Of what is large."""
+        return 0 if self.text_scores is None else self.text_scores.nbytes
+
+    @property
+    def fault(self) -> str:
+        """What the block computed more than once, or did not, though every block does; "" where it
+        is whole."""
+        if self.repeated:
+            return f"{self.repeated} more than once"
         missing = [each.value for each in Seen if each not in self.sums]
         if len(self.squares) != 2 or self.attended is None:
             missing.append("attention")
-        return missing
+        return f"no {', '.join(missing)}" if missing else ""
 
 
 _GELU_CUBIC = 0.044715

@@ -3,7 +3,7 @@
 What passes is summed at once, while it is at hand. Nothing waits for a device.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,7 +50,9 @@ class BlockRecorder:
         blocks: Mapping[int, Block],
         audits: Sequence[Audit],
         calls: Sequence[CallPlan],
+        take: Callable[[BlockRecord], None],
     ) -> None:
+        """`take` is given each record when its block ends."""
         self.records: list[BlockRecord] = []
         self.record: BlockRecord | None = None
         """That of the block that is running."""
@@ -59,7 +61,7 @@ class BlockRecorder:
         self._generator, self._weights = generator, weights
         self._audits = {(audit.call, audit.layer): audit for audit in audits}
         self._due = list(audits)
-        self._calls = calls
+        self._calls, self._take = calls, take
         self._num_entered = dict.fromkeys(blocks, 0)
         self._last_output: Tensor | None = None
         self._biases: dict[tuple[object, ...], Tensor] = {}
@@ -143,6 +145,7 @@ class BlockRecorder:
         record.take_tensor(Seen.OUTPUT, out)
         self._last_output = out
         self.records.append(record)
+        self._take(record)
 
     def _keep_product(self, what: Seen, linear: nn.Module, args: Any, out: Tensor) -> None:
         if self.record is not None:

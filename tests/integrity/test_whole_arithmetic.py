@@ -9,7 +9,9 @@ from torch import Tensor
 
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
-from tests.integrity.audited import AuditedStream, disarmed
+from scope_rt.integrity import arithmetic
+from scope_rt.integrity.block_record import BlockRecord
+from tests.integrity.audited import NUM_TURNS, AuditedStream, disarmed
 from tests.integrity.passing_faults import PASSING_FAULTS, Now, PassingFault
 from tests.tiny_models import Rollout
 
@@ -38,6 +40,28 @@ def test_a_fault_of_one_call_gets_through_where_its_checks_are_disarmed(
     audited.run(range(3))
     fault.bring_about(Now(audited.rollout, monkeypatch))
     audited.run([3])
+
+
+@pytest.mark.parametrize("fault", PASSING_FAULTS[::8], ids=str)
+def test_scores_of_the_text_are_held_by_few_blocks_at_a_time(
+    fault: PassingFault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large model's scores of one block are some hundred MB."""
+    monkeypatch.setattr(arithmetic, "_MOST_WAITING_BYTES", 0)
+    audited, num_held = _stream(), list[int]()
+    take = arithmetic.ArithmeticCheck._take
+
+    def counted(check: arithmetic.ArithmeticCheck, record: BlockRecord) -> None:
+        take(check, record)
+        assert check._recorder is not None
+        num_held.append(sum(each.num_bytes > 0 for each in check._recorder.records))
+
+    monkeypatch.setattr(arithmetic.ArithmeticCheck, "_take", counted)
+    audited.run(range(3))
+    assert num_held == [0] * (3 * NUM_TURNS)
+    fault.bring_about(Now(audited.rollout, monkeypatch))
+    with pytest.raises(IntegrityError, match=f"chunk 3, rank 0, .*{fault.names}"):
+        audited.run([3])
 
 
 def test_nothing_that_is_watched_is_read_on_the_host_before_the_chunk_ends(
