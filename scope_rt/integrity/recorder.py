@@ -63,6 +63,7 @@ class BlockRecorder:
         self._due = list(audits)
         self._calls, self._take = calls, take
         self._num_entered = dict.fromkeys(blocks, 0)
+        self._last_layer = -1
         self._last_output: Tensor | None = None
         self._biases: dict[tuple[object, ...], Tensor] = {}
         self._turned: dict[tuple[object, ...], Tensor] = {}
@@ -114,7 +115,7 @@ class BlockRecorder:
             self._last_output = None
             return None
         x, mod, rope, text, attend = args
-        before = self._last_output if layer else None
+        before = self._last_output if layer == self._last_layer + 1 else None
         self.record = self._record_of(audit, x, mod, text)
         if before is not None and before is not x:
             self.record.not_before = (x, before)
@@ -143,7 +144,7 @@ class BlockRecorder:
         if record is None:
             return
         record.take_tensor(Seen.OUTPUT, out)
-        self._last_output = out
+        self._last_layer, self._last_output = record.audit.layer, out
         self.records.append(record)
         self._take(record)
 

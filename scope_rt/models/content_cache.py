@@ -8,6 +8,7 @@ a folder that cannot be written is as good as none.
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,9 @@ from typing import Self
 VERSION = 1
 LOCK_WAIT_S = 240.0
 """How long a rank waits for another that reads the same folder; then it reads too."""
+LOCK_WARNING_S = 10.0
 _LOCK_POLL_S = 0.02
+_LOG = logging.getLogger(__name__)
 _SETTLED_NS = 100_000_000
 """A file that was written less than this ago may be written again within one tick of its clock,
 which no time would show."""
@@ -124,20 +127,27 @@ class ContentCache:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
                 descriptor = os.open(self._path.with_suffix(".lock"), flags, 0o600)
-                _wait_for(descriptor)
+                self._wait_for(descriptor)
             yield
         finally:
             if descriptor is not None:
                 os.close(descriptor)
 
-
-def _wait_for(descriptor: int) -> None:
-    until_s = time.monotonic() + LOCK_WAIT_S
-    while time.monotonic() < until_s:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_LOCK_POLL_S)
+    def _wait_for(self, descriptor: int) -> None:
+        start_s, is_told = time.monotonic(), False
+        while (waited_s := time.monotonic() - start_s) < LOCK_WAIT_S:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOCK_POLL_S)
+            if waited_s > LOCK_WARNING_S and not is_told:
+                is_told = True
+                _LOG.warning(
+                    "waiting up to %.0f s for another process that reads this model folder; a "
+                    "stopped one holds %s",
+                    LOCK_WAIT_S,
+                    self._path.with_suffix(".lock"),
+                )
 
 
 def _checksum(files: object) -> str:

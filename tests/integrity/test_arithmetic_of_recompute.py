@@ -11,7 +11,7 @@ from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRID
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity.arithmetic import ArithmeticCheck
-from scope_rt.integrity.audit_plan import CallPlan, RecomputeTurns
+from scope_rt.integrity.audit_plan import Audit, CallPlan, RecomputeTurns
 from scope_rt.models.generator import BlockCausalSelfAttention
 from tests.integrity.audited import GENERATOR, NUM_TURNS
 from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
@@ -49,6 +49,16 @@ def run(level: IntegrityLevel, num_chunks: int, *, every: int = 1, first: int = 
 @LEVELS
 def test_a_clean_recompute_passes(level: IntegrityLevel) -> None:
     run(level, NUM_TURNS if level is IntegrityLevel.DEFAULT else 2)
+
+
+def test_layers_of_a_clean_recompute_need_not_lie_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def first_and_last(*_: Any, **__: Any) -> list[Audit]:
+        return [Audit(call=0, layer=layer, batch=0, token=0) for layer in (0, 2)]
+
+    monkeypatch.setattr(RecomputeTurns, "audits", first_and_last)
+    run(IntegrityLevel.DEFAULT, 2, every=8)
 
 
 @LEVELS

@@ -327,14 +327,20 @@ def test_ranks_of_one_machine_read_a_folder_once(folder: Path, files_read: list[
 
 
 def test_a_rank_does_not_wait_for_ever_for_one_that_reads(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, files_read: list[str]
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    files_read: list[str],
 ) -> None:
-    monkeypatch.setattr(content_cache, "LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(content_cache, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(content_cache, "LOCK_WARNING_S", 0.1)
     kept = ContentCache.of(folder)
     assert kept is not None
     with kept.lock():
         assert fingerprint(folder)
     assert len(files_read) == NUM_FILES
+    (message,) = caplog.messages
+    assert "waiting up to 0 s for another process" in message and ".lock" in message
 
 
 def test_a_disk_that_gives_other_weights_under_the_same_times_is_found(
