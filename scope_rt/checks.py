@@ -30,6 +30,7 @@ from scope_contracts.integrity import (
     check_emitted,
     check_kept,
     check_numerics,
+    check_planned,
     check_replicated,
     check_rows,
 )
@@ -65,6 +66,10 @@ class _LatentsCheck(Protocol):
 
 class _KeptCheck(Protocol):
     def __call__(self, where: str, what: str, *, now: str, noted: str) -> None: ...
+
+
+class _PlannedCheck(Protocol):
+    def __call__(self, chunk: int, what: str, *, got: object, asked: object) -> None: ...
 
 
 class _EmittedCheck(Protocol):
@@ -193,6 +198,8 @@ class Checks:
     """Rank0: was the result made from the planned scalars, on the planned cache?"""
     latents: _LatentsCheck = check_latents
     """Rank0: could a model have computed these latents?"""
+    planned: _PlannedCheck = check_planned
+    """Rank0, before it sends: is the plan what was asked for?"""
     kept: _KeptCheck = check_kept
     """Rank0: are latents, context and embeddings still what they were when they were made?"""
     decoded: Callable[[int, Tensor, Tensor], None] = check_decoded

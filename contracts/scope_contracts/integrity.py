@@ -69,6 +69,16 @@ def check_kept(where: str, what: str, *, now: str, noted: str) -> None:
         raise IntegrityError(f"{where}: rank 0: {what} changed")
 
 
+def check_planned(chunk: int, what: str, *, got: object, asked: object) -> None:
+    """Refuse a plan of rank0 that is not what was `asked` for.
+
+    Raises:
+        IntegrityError: naming `what` differs.
+    """
+    if got != asked:
+        raise IntegrityError(f"chunk {chunk}: rank 0: plans {what} {got}, asked for was {asked}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emitted:
     """What tells a chunk that is handed out from all others."""

@@ -40,6 +40,7 @@ from scope_rt.control.log_entries import (
     dropped_record,
     planned_record,
 )
+from scope_rt.control.plan_check import PlanCheck
 from scope_rt.control.position import Position
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
@@ -145,6 +146,9 @@ class Pipeline:
             frames_per_block=planner.settings.recipe.frames_per_block,
             position=planner.position,
         )
+        self._plan_check = None
+        if stages.values is not None:
+            self._plan_check = PlanCheck(position, instruments.checks)
         self._received = _Received.DELIVERED
         self._text_digest = ""
         self._latents: Tensor | None = None
@@ -185,14 +189,18 @@ class Pipeline:
 
         Raises:
             ContractError, LifecycleError: the plan is refused; nothing was sent or advanced.
+            IntegrityError: the plan is not what was asked for; as above.
             LinkError: a rank was lost.
         """
-        start_ns, stages = time.perf_counter_ns(), self._stages
+        start_ns, stages, plan_check = time.perf_counter_ns(), self._stages, self._plan_check
         faults, checks = self._instruments.faults, self._instruments.checks
         index = self.position.planner.next_chunk_index
         watched = self._instruments.watchdog.section(f"chunk {index}: planning")
         with self._instruments.trace.span("plan", track="control"), watched:
             envelope, following = self.position.next(directive)
+            asked = None
+            if plan_check is not None:
+                asked = plan_check.verify(directive, envelope, following)
             planned = self._packed(envelope, following)
             envelope, tensors = faults.reach(FaultPoint.PLANNED, envelope.chunk_index, planned)
             checks.preflight(envelope, specs_by_name(tensors), stages.geometry)
@@ -223,6 +231,8 @@ class Pipeline:
             self._first_epoch = envelope.cache_epoch
         self.in_flight.append(sent)
         self.position, self._lifecycle = following, lifecycle
+        if plan_check is not None and asked is not None:
+            plan_check.planned(asked)
         return envelope
 
     def receive(self) -> Arrived | None:

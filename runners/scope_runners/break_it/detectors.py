@@ -64,6 +64,8 @@ class Detector(StrEnum):
     """The numeric settings of a process are those of its start, and those of the other ranks."""
     VALUES = "values"
     """Latents are what a model can compute."""
+    PLANNED = "planned"
+    """Rank0 works every plan out twice."""
     KEPT = "kept"
     """Latents, context and embeddings on rank0 are those that were made, wherever they are used."""
     DECODED = "decoded"
@@ -142,6 +144,7 @@ _REPLACED: Mapping[Detector, Mapping[str, Any]] = MappingProxyType(
         Detector.REPLICATED: {"replicated": _nothing},
         Detector.NUMERICS: {"numerics": _nothing, "same_numerics": _nothing},
         Detector.VALUES: {"latents": _nothing},
+        Detector.PLANNED: {"planned": _nothing},
         Detector.KEPT: {"kept": _nothing},
         Detector.DECODED: {"decoded": _nothing},
         Detector.CODEC: {"codec": _nothing},

@@ -1,0 +1,198 @@
+"""Every plan is worked out a second time, from what was asked for alone, before it leaves rank0.
+
+Generator ranks verify what they make of an envelope. That the envelope is the one that was asked
+for, only rank0 can tell: seed, sizes and steps are those of the stream's start; a cut, a prompt, a
+rebuild and each step of a transition happen at the chunk that took them. Nothing here calls what
+plans: neither the planner nor the transition.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scope_contracts.envelope import PPEnvelope
+from scope_contracts.integrity import suspect_from
+from scope_rt.checks import Checks
+from scope_rt.control.inbox import Conditioning, Directive
+from scope_rt.control.planner import StreamSettings
+from scope_rt.control.position import Position
+from scope_rt.control.transition import Interpolation, TransitionSpec
+
+Planned = tuple[str, object, object]
+"""What was planned: its name, the value, and what it must be."""
+_BIAS_ROUNDING, _TURN_ROUNDING = 1e-12, 4
+"""Of a bias, absolute; of embeddings between two prompts, in units in the last place of the
+longest number."""
+_SMALLEST_SINE = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Way:
+    """A transition under way, of which `step` chunks were planned."""
+
+    source: Tensor
+    target: Conditioning
+    spec: TransitionSpec
+    step: int
+
+    @property
+    def share(self) -> float:
+        return self.step / self.spec.num_chunks
+
+    def bias(self, rest: float) -> float:
+        """Farthest from rest in the middle, where the logarithm is that of the floor."""
+        away = (1 - math.cos(2 * math.pi * self.share)) / 2
+        return float(rest * (self.spec.bias_floor / rest) ** away)
+
+    def distance(self, embeds: Tensor) -> tuple[float, float]:
+        """The largest difference of `embeds` from what they must be here, and its bound."""
+        source, target = (x.double().cpu().numpy() for x in (self.source, self.target.embeds))
+        want = source + self.share * (target - source)
+        if self.spec.method is Interpolation.SLERP:
+            want = _turned(source, target, self.share, straight=want)
+        info = torch.finfo(embeds.dtype)
+        want = want.clip(-info.max, info.max)
+        bound = _TURN_ROUNDING * info.eps * float(abs(want).max(initial=info.tiny))
+        return float(abs(embeds.double().cpu().numpy() - want).max()), bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """What is in effect after a chunk, by what was asked for."""
+
+    text: Conditioning | None
+    way: _Way | None
+    is_first: bool
+    """Whether no chunk was planned in this process."""
+
+    @classmethod
+    def at(cls, position: Position) -> "Asked":
+        """Where this process begins; what it resumed is taken as it is."""
+        text, under_way, way = position.text, position.transition, None
+        if text is not None and under_way is not None:
+            target = Conditioning(text.prompt, under_way.target)
+            way = _Way(
+                source=under_way.source, target=target, spec=under_way.spec, step=under_way.step
+            )
+        return cls(text=text, way=way, is_first=True)
+
+    def after(self, directive: Directive, *, is_cut: bool) -> "Asked":
+        """What is in effect at the chunk that takes `directive`."""
+        text, way = self.text, self.way
+        if directive.conditioning is not None:
+            posted, spec, way = directive.conditioning, directive.transition, None
+            if spec is not None and text is not None and not is_cut:
+                way = _Way(source=text.embeds, target=posted, spec=spec, step=0)
+            else:
+                text = posted
+        elif is_cut and way is not None:
+            text, way = way.target, None
+        if way is not None:
+            way = replace(way, step=way.step + 1)
+            text = way.target if way.step == way.spec.num_chunks else text
+        is_under_way = way is not None and way.step < way.spec.num_chunks
+        return Asked(text=text, way=way if is_under_way else None, is_first=False)
+
+
+class PlanCheck:
+    """One stream's; the pipeline asks it of every plan, in order."""
+
+    def __init__(self, position: Position, checks: Checks) -> None:
+        settings = position.planner.settings
+        self._checks, self._rest = checks, settings.kv_cache_attention_bias
+        self._stated = _stated(settings)
+        self._asked = Asked.at(position)
+
+    def verify(self, directive: Directive, envelope: PPEnvelope, following: Position) -> Asked:
+        """Verify the plan of the next chunk; returns what is in effect then, for `planned`.
+
+        Reads embeddings in the middle of a transition only.
+
+        Raises:
+            IntegrityError: naming the chunk, and what was planned otherwise.
+        """
+        # Ranks that were started again hold no cache: a first plan may have to cut unasked.
+        cuts = directive.hard_cut or (self._asked.is_first and envelope.init_cache)
+        asked = self._asked.after(directive, is_cut=directive.hard_cut)
+        chunk, text = envelope.chunk_index, following.text
+        assert text is not None, "a plan has a text"
+        with suspect_from(chunk):
+            for what, got, want in self._all_of(directive, envelope, text, asked, cuts=cuts):
+                self._checks.planned(chunk, what, got=got, asked=want)
+        return replace(asked, text=text)
+
+    def planned(self, asked: Asked) -> None:
+        """The chunk left: the next one follows on it."""
+        self._asked = asked
+
+    def _all_of(
+        self,
+        directive: Directive,
+        envelope: PPEnvelope,
+        text: Conditioning,
+        asked: Asked,
+        *,
+        cuts: bool,
+    ) -> Iterator[Planned]:
+        yield from zip(_STATED, _stated_in(envelope), self._stated, strict=True)
+        yield "init_cache", envelope.init_cache, cuts
+        yield "reset_kv_cache", envelope.reset_kv_cache, cuts
+        if directive.recompute and not cuts:
+            yield "do_kv_recompute", envelope.do_kv_recompute, True
+        way, before, bias = asked.way, self._asked.text, envelope.kv_cache_attention_bias
+        if way is not None:
+            yield "prompt", text.prompt, way.target.prompt
+            distance, bound = way.distance(text.embeds)
+            yield "embeddings beside the transition's", distance if distance > bound else 0, 0
+            want = way.bias(self._rest)
+            is_close = abs(bias - want) <= _BIAS_ROUNDING
+            yield "kv_cache_attention_bias", bias, bias if is_close else want
+        elif asked.text is not None:
+            yield "prompt", text.prompt, asked.text.prompt
+            yield "embeddings", text.embeds_sha256, asked.text.embeds_sha256
+            yield "kv_cache_attention_bias", bias, self._rest
+        if before is None or before.embeds_sha256 != text.embeds_sha256:
+            yield "reset_crossattn_cache", envelope.reset_crossattn_cache, True
+
+
+_STATED = ("base_seed", "height", "width", "denoising_step_list", "clean_pass")
+
+
+def _stated_in(envelope: PPEnvelope) -> tuple[object, ...]:
+    return tuple(getattr(envelope, name) for name in _STATED)
+
+
+def _stated(settings: StreamSettings) -> tuple[object, ...]:
+    """What all envelopes of a stream have alike, as it is at its start."""
+    recipe = settings.recipe
+    sizes = (settings.height, settings.width)
+    return (settings.base_seed, *sizes, recipe.timesteps, recipe.clean_pass)
+
+
+def _turned(
+    source: NDArray[np.float64],
+    target: NDArray[np.float64],
+    share: float,
+    *,
+    straight: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Each vector's direction in the plane of both, its length in between: by the part of the
+    target that is across the source, where the transition weighs both by sines."""
+    lengths = [np.linalg.norm(x, axis=-1, keepdims=True) for x in (source, target)]
+    tiny = np.finfo(np.float32).tiny
+    first, last = (
+        x / np.maximum(size, tiny) for x, size in zip((source, target), lengths, strict=True)
+    )
+    cosine = (first * last).sum(-1, keepdims=True)
+    across = last - cosine * first
+    sine = np.linalg.norm(across, axis=-1, keepdims=True)
+    angle = share * np.arctan2(sine, cosine)
+    turned = np.cos(angle) * first + np.sin(angle) * across / np.maximum(sine, _SMALLEST_SINE)
+    length = lengths[0] + share * (lengths[1] - lengths[0])
+    has_plane = (sine > _SMALLEST_SINE) & (lengths[0] > 0) & (lengths[1] > 0)
+    return np.where(has_plane, turned * length, straight)
