@@ -114,6 +114,7 @@ class StreamSession:
                 decoder=setup.decoder(),
                 context=self._context,
                 feedback=feedback,
+                watchdog=self._instruments.watchdog,
             )
         self._rank = Rank(
             setup, instruments=self._instruments, feedback=feedback, pipeline=pipeline

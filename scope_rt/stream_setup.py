@@ -218,15 +218,19 @@ class StreamSetup:
             _check_prompt(prompt)
             while len(self._encoded) >= _MOST_PROMPTS:
                 del self._encoded[next(iter(self._encoded))]
-            embeds = instruments.faults.reach(FaultPoint.ENCODED, -1, self._encode(prompt))
-            text = Conditioning(prompt, embeds)
-            if self.verifies:
-                where, again = f"prompt {shown(prompt)}", sha256_of(self._encode(prompt))
-                instruments.checks.text(
-                    where, "its embeddings, encoded again,", now=again, noted=text.embeds_sha256
-                )
-            self._encoded[prompt] = text
+            with instruments.watchdog.section("encoding a prompt"):  # which others are not told
+                self._encoded[prompt] = self._new_conditioning(prompt, instruments)
         return self._encoded[prompt]
+
+    def _new_conditioning(self, prompt: str, instruments: Instruments) -> Conditioning:
+        embeds = instruments.faults.reach(FaultPoint.ENCODED, -1, self._encode(prompt))
+        text = Conditioning(prompt, embeds)
+        if self.verifies:
+            where, again = f"prompt {shown(prompt)}", sha256_of(self._encode(prompt))
+            instruments.checks.text(
+                where, "its embeddings, encoded again,", now=again, noted=text.embeds_sha256
+            )
+        return text
 
     def _encode(self, prompt: str) -> Tensor:
         with torch.inference_mode():  # an encoder may be a module with parameters

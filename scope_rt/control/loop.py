@@ -176,7 +176,8 @@ class StreamLoop:
         self.inbox.close()
         self._pipeline.close()
         if self._stages.pictures is not None and not self._is_wrong:  # what is known is said once
-            self._stages.pictures.close(self.last_planned_chunk)
+            with self._instruments.watchdog.section("verifying codec and text encoder"):
+                self._stages.pictures.close(self.last_planned_chunk)
 
     @contextmanager
     def retracting(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ see: they cover what was derived as well.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import INITIAL, NoiseSource
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.vae.codec import StreamingDecoder
+from scope_rt.watchdog import Watchdog
 
 DERIVED = frozenset({LATENTS_IN, CONTEXT_FRAMES_OVERRIDE})
 """Tensors that an envelope of `tp_v0` announces and that every rank makes for itself."""
@@ -38,6 +39,7 @@ class FullPipeline:
     decoder: StreamingDecoder
     context: ContextMemory
     feedback: Feedback = own_latents
+    watchdog: Watchdog = field(default_factory=Watchdog)
     _starts_epoch: bool = False
 
     def derive(self, envelope: PPEnvelope, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -58,7 +60,8 @@ class FullPipeline:
         tensors[LATENTS_IN] = noise.to(TORCH_DTYPES[latents.dtype])
         if CONTEXT_FRAMES_OVERRIDE in specs:
             dtype = TORCH_DTYPES[specs[CONTEXT_FRAMES_OVERRIDE].dtype]
-            tensors[CONTEXT_FRAMES_OVERRIDE] = self.context.context().to(dtype)
+            with self.watchdog.section(f"chunk {envelope.chunk_index}: planning"):
+                tensors[CONTEXT_FRAMES_OVERRIDE] = self.context.context().to(dtype)
         return {name: tensors[name] for name in specs}
 
     def rebuild(self, tail: StreamTail) -> None:
@@ -73,4 +76,6 @@ class FullPipeline:
             self.decoder.reset()
         latents = tensors[LATENTS_OUT]
         self.context.remember_latents(self.feedback(result.chunk_index, latents))
-        self.context.remember_frames(self.decoder.decode(latents.float()))
+        with self.watchdog.section(f"chunk {result.chunk_index}: decoding"):
+            frames = self.decoder.decode(latents.float())
+        self.context.remember_frames(frames)

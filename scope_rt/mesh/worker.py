@@ -142,7 +142,9 @@ class Worker:
             IntegrityError: it has changed since it was verified last.
         """
         if self._verifier is not None and self.chunk_index >= 0:
-            self._verifier.close(self.chunk_index)
+            watchdog = self._instruments.watchdog
+            with watchdog.section("verifying what this rank holds", ends_with_group=True):
+                self._verifier.close(self.chunk_index)
 
     @property
     def chunk_index(self) -> int:
