@@ -23,7 +23,6 @@ from scope_rt.checks import Checks
 from scope_rt.integrity.audit_plan import (
     Audit,
     CallPlan,
-    CallPlanner,
     RecomputeTurns,
     audit_in_turn,
     whole_audits,
@@ -78,8 +77,8 @@ class ArithmeticCheck:
         self._every = 1 if level is IntegrityLevel.STRICT else every
         self._checks = checks or Checks()
         self._rounding = Rounding.of(generator.model.dtype)
-        self._planner, self._chunk = CallPlanner(), 0
-        self._calls: list[CallPlan] = []
+        self._chunk = 0
+        self._calls: Sequence[CallPlan] = []
         self._recorder: BlockRecorder | None = None
         self._waiting: list[BlockRecord] = []
         self._num_waiting_bytes = 0
@@ -92,13 +91,15 @@ class ArithmeticCheck:
             self._weights = BlockWeights(self._blocks)
         self._recomputes = RecomputeTurns(num_layers=len(self._blocks), every=self._every)
 
-    def begin(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
-        """Watch the blocks that are audited in this chunk."""
+    def begin(
+        self, envelope: PPEnvelope, tensors: Mapping[str, Tensor], plans: Sequence[CallPlan]
+    ) -> None:
+        """Watch the blocks that are audited in this chunk, of whose calls `plans` has one each."""
         self.abandon()
         if self._level is IntegrityLevel.OFF:
             return
         self._chunk = envelope.chunk_index
-        self._calls = self._planner.calls(envelope, tensors)
+        self._calls = plans
         audits = self._audits(tensors[LATENTS_IN].shape[0])
         if audits and self._weights is not None:
             watched = {audit.layer: self._blocks[audit.layer] for audit in audits}

@@ -59,7 +59,7 @@ class Verifier:
         self._edges = EdgeCheck(
             generator, rank=rank, checks=checks, every=1 if is_strict else AUDITED_CHUNKS
         )
-        self._calls = CallPlanner()
+        self._planner = CallPlanner()
         self._canary = Canary(generator, every=ROTATIONS * within)
         self._ran_canary = False
         self._canary_from = self._canary_chunk = 0
@@ -83,8 +83,9 @@ class Verifier:
             self._canary.run()
             self._canary_from, self._canary_chunk = self._canary_chunk, chunk
         self._made.begin(envelope, tensors)
-        self._edges.begin(envelope, tensors, self._calls.calls(envelope, tensors))
-        self._arithmetic.begin(envelope, tensors)
+        plans = self._planner.calls(envelope, tensors)
+        self._edges.begin(envelope, tensors, plans)
+        self._arithmetic.begin(envelope, tensors, plans)
 
     def end(self, chunk: int, latents_BFCHW: Tensor, latents_sha256: str) -> RankEvidence:
         """Verify what was computed, and the share of the state that is due.

@@ -13,6 +13,7 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_rt.attention.key_bias import KeyBias, key_bias
 from scope_rt.checks import Checks
 from scope_rt.integrity.arithmetic import ArithmeticCheck
+from scope_rt.integrity.audit_plan import CallPlanner
 from scope_rt.models.rope import rotations
 from tests.tiny_models import CONFIG, STEPS, Rollout, envelope
 
@@ -42,14 +43,15 @@ class AuditedStream:
         checks: Checks | None = None,
         every: int = 1,
     ) -> None:
-        self.rollout = rollout
+        self.rollout, self.planner = rollout, CallPlanner()
         self.check = ArithmeticCheck(
             rollout.generator, level=level, rank=0, checks=checks, every=every
         )
 
     def run(self, chunks: Sequence[int]) -> None:
         for chunk in chunks:
-            self.check.begin(envelope(chunk, bias=BIAS), {LATENTS_IN: self.rollout.noise(chunk)})
+            plan, tensors = envelope(chunk, bias=BIAS), {LATENTS_IN: self.rollout.noise(chunk)}
+            self.check.begin(plan, tensors, self.planner.calls(plan, tensors))
             self.rollout.chunk(chunk, bias=BIAS)
             self.check.end()
 

@@ -13,6 +13,7 @@ from scope_contracts.envelope import LATENTS_IN
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity.arithmetic import ArithmeticCheck
+from scope_rt.integrity.audit_plan import CallPlanner
 from tests.integrity.sharded import sharded
 from tests.thread_ranks import ThreadCollectives, on_all_ranks, thread_ranks
 from tests.tiny_models import CONFIG, Rollout, envelope
@@ -52,12 +53,14 @@ def reports_of(
     def body(rank: int) -> list[Report]:
         group, rollout = groups[rank], of_rank[rank]
         check = ArithmeticCheck(rollout.generator, level=level, rank=rank)
+        planner = CallPlanner()
         if break_rank is not None and rank == 1:
             break_rank(rollout)
         reports = []
         for chunk in range(num_chunks):
             group.is_noisy = noisy_from is not None and chunk >= noisy_from
-            check.begin(envelope(chunk, bias=0.6), {LATENTS_IN: rollout.noise(chunk)})
+            plan, tensors = envelope(chunk, bias=0.6), {LATENTS_IN: rollout.noise(chunk)}
+            check.begin(plan, tensors, planner.calls(plan, tensors))
             rollout.chunk(chunk, bias=0.6)
             check.end()
             reports.append(check.report())

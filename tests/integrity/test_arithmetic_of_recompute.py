@@ -11,7 +11,7 @@ from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRID
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity.arithmetic import ArithmeticCheck
-from scope_rt.integrity.audit_plan import Audit, CallPlan, RecomputeTurns
+from scope_rt.integrity.audit_plan import Audit, CallPlan, CallPlanner, RecomputeTurns
 from scope_rt.models.generator import BlockCausalSelfAttention
 from tests.integrity.audited import GENERATOR, NUM_TURNS
 from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
@@ -25,6 +25,7 @@ def run(level: IntegrityLevel, num_chunks: int, *, every: int = 1, first: int = 
     """Chunks that each begin with a recompute, from `first` on, and have no clean pass."""
     rollout = Rollout(sink=0, window=9, dtype=torch.float32)
     check = ArithmeticCheck(rollout.generator, level=level, rank=0, every=every)
+    planner = CallPlanner()
     for chunk in range(num_chunks):
         plan = replace(
             envelope(chunk, bias=0.6, calls=len(STEPS) + (chunk >= first)),
@@ -38,7 +39,7 @@ def run(level: IntegrityLevel, num_chunks: int, *, every: int = 1, first: int = 
             tensors[CONTEXT_FRAMES_OVERRIDE] = context
         if chunk == 0:
             tensors[CONDITIONING_EMBEDS] = rollout.text
-        check.begin(plan, tensors)
+        check.begin(plan, tensors, planner.calls(plan, tensors))
         rollout.generator.generate(
             plan, tensors, CallBudget(chunk, plan.expected_generator_calls).enter
         )
