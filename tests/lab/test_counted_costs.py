@@ -1,6 +1,7 @@
 """What is counted from shapes is what the embedded model computes and what its digests read."""
 
 from collections import defaultdict
+from ctypes import sizeof
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from scope_lab.counted_costs import (
 from scope_rt.config import StreamConfig
 from scope_rt.integrity import state_audit
 from scope_rt.integrity.state_audit import StateAudit
-from scope_rt.kv_cache import row_ledger
+from scope_rt.kv_cache import frame_digests
 from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.slot_cache import SlotCache
 from scope_rt.models import fingerprint
@@ -96,9 +97,9 @@ def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPat
     generate, generators = ChunkGenerator.generate, list[ChunkGenerator]()
 
     def counting(digest: Any) -> Any:
-        def run(tensor: Tensor, *arguments: Any) -> Any:
-            read[part[-1]] += tensor.nbytes
-            return digest(tensor, *arguments)
+        def run(held: Any, *arguments: Any) -> Any:
+            read[part[-1]] += held.nbytes if isinstance(held, Tensor) else sizeof(held)
+            return digest(held, *arguments)
 
         return run
 
@@ -117,7 +118,7 @@ def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPat
         return generate(generator, *arguments)
 
     for user, name in (
-        (row_ledger, "frame_digests"),
+        (frame_digests, "xxh3_64_intdigest"),
         (state_audit, "memory_digest"),
         (fingerprint, "memory_digest"),
     ):
