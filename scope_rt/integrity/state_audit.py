@@ -27,10 +27,10 @@ class DerivedState:
         return self._generator.derived_digests
 
     def now(self, name: str) -> int:
-        return memory_digest(self._generator.derived_tensors()[name])
+        return memory_digest(self._generator.derived(name))
 
     def num_bytes(self, name: str) -> int:
-        return self._generator.derived_tensors()[name].nbytes
+        return self._generator.derived(name).nbytes
 
 
 class StateAudit:

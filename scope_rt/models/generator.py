@@ -110,6 +110,7 @@ class ChunkGenerator:
     """Digest of the conditioning in effect."""
     derived_digests: dict[str, int] = field(default_factory=dict)
     """Of what was computed once and is used for many chunks, as it was when it was made."""
+    _derived: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
     _text: Sequence[TextKV] = ()
     _modulations: dict[float, Modulation] = field(default_factory=dict)
     _drawn: list[Tensor] = field(default_factory=list)
@@ -154,7 +155,8 @@ class ChunkGenerator:
             embeds = tensors[CONDITIONING_EMBEDS]
             self._text = self.model.text_kv(self._on_device(embeds)[:, None])
             self.text_digest = digest_of(embeds)
-            self._note(_text_tensors(self._text))
+            for layer in range(len(self._text)):
+                self._note_text(layer)
         elif CONDITIONING_EMBEDS in tensors:
             self._check_text(envelope, digest_of(tensors[CONDITIONING_EMBEDS]))
         if not self._text:
@@ -233,7 +235,7 @@ class ChunkGenerator:
         if timestep not in self._modulations:
             times = torch.full((1, 1), timestep, dtype=torch.float64, device=self.cache.device)
             self._modulations[timestep] = self.model.modulation(times)
-            self._note(_modulation_tensors(timestep, self._modulations[timestep]))
+            self._note_modulation(timestep)
         return self._modulations[timestep]
 
     def _attention(self, window: WriteWindow, num_frames: int, bias: float) -> CachedSelfAttention:
@@ -268,27 +270,22 @@ class ChunkGenerator:
         self._drawn.append(noise)
         return noise.to(x0.device, x0.dtype)
 
-    def _note(self, made: dict[str, Tensor]) -> None:
-        self.derived_digests |= {name: memory_digest(tensor) for name, tensor in made.items()}
+    def derived(self, name: str) -> Tensor:
+        """The tensor in use now that `derived_digests[name]` is of."""
+        return self._derived[name]()
 
-    def derived_tensors(self) -> dict[str, Tensor]:
-        """The tensors in use now that `derived_digests` are of, by name."""
-        tensors = _text_tensors(self._text)
-        for timestep, modulation in self._modulations.items():
-            tensors |= _modulation_tensors(timestep, modulation)
-        return tensors
+    def _note_text(self, layer: int) -> None:
+        self._note(f"text keys of layer {layer}", lambda: self._text[layer].k)
+        self._note(f"text values of layer {layer}", lambda: self._text[layer].v)
+
+    def _note_modulation(self, timestep: float) -> None:
+        name = f"modulation of timestep {timestep:g}"
+        self._note(f"{name}, layers", lambda: self._modulations[timestep].layers)
+        self._note(f"{name}, head", lambda: self._modulations[timestep].head)
+
+    def _note(self, name: str, in_use: Callable[[], Tensor]) -> None:
+        self._derived[name] = in_use
+        self.derived_digests[name] = memory_digest(in_use())
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.cache.device)
-
-
-def _text_tensors(text: Sequence[TextKV]) -> dict[str, Tensor]:
-    named: dict[str, Tensor] = {}
-    for layer, kv in enumerate(text):
-        named |= {f"text keys of layer {layer}": kv.k, f"text values of layer {layer}": kv.v}
-    return named
-
-
-def _modulation_tensors(timestep: float, made: Modulation) -> dict[str, Tensor]:
-    name = f"modulation of timestep {timestep:g}"
-    return {f"{name}, layers": made.layers, f"{name}, head": made.head}
