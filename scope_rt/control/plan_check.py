@@ -148,7 +148,7 @@ class PlanCheck:
         if way is not None:
             yield "prompt", text.prompt, way.target.prompt
             distance, bound = way.distance(text.embeds)
-            yield "embeddings beside the transition's", distance if distance > bound else 0, 0
+            yield "embeddings beside the transition's", 0 if distance <= bound else distance, 0
             want = way.bias(self._rest)
             is_close = abs(bias - want) <= _BIAS_ROUNDING
             yield "kv_cache_attention_bias", bias, bias if is_close else want

@@ -111,9 +111,10 @@ class Worker:
             self._peer_check.after(chunk, elapsed_ms, evidence)
         self._lifecycle = self._instruments.checks.commit(entered, budget.observed)
         indices, text = self._generator.cache.indices, self._generator.text_digest
+        ran = replace(envelope)  # of what it says now: the other has the bytes it was planned with
         out = {
             LATENTS_OUT: latents,
-            STATE_DIGEST: _as_tensor(state_hash(envelope, indices, conditioning=text)),
+            STATE_DIGEST: _as_tensor(state_hash(ran, indices, conditioning=text)),
             LATENTS_DIGEST: _as_tensor(bytes.fromhex(latents_sha256)),
         }
         result = PPResult(

@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from scope_contracts.errors import IntegrityError
+from scope_contracts.errors import IntegrityError, ParityError
 from scope_rt.checks import Checks
 from scope_rt.config import StreamConfig
 from scope_rt.control import transition
+from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.plan_check import PlanCheck
 from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.session import ScheduledEvent, StreamSession
 from scope_rt.stream_setup import StreamSetup
-from tests.integrity.corruption import PROMPT
+from tests.integrity.corruption import PROMPT, Change, stream
 
 AT, NUM_CHUNKS = 5, 8
 SOFTLY = TransitionSpec(num_chunks=4, method=Interpolation.SLERP, bias_floor=0.3)
@@ -106,6 +108,35 @@ def test_without_the_check_it_is_shown(
 ) -> None:
     checks = replace(Checks(), planned=lambda chunk, what, *, got, asked: None)
     assert streamed(change, monkeypatch, checks, "strict") == list(range(NUM_CHUNKS))
+
+
+RUN: dict[str, Any] = {
+    "kv_cache_attention_bias": 0.5,
+    "base_seed": 99,
+    "denoising_step_list": (1000.0, 900.0, 700.0, 500.0),
+}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_an_envelope_that_changes_in_memory_is_not_run_unnoticed(name: str) -> None:
+    """It keeps the bytes that it was planned with, and those say nothing of what is run."""
+
+    def write(entered: Any) -> None:
+        object.__setattr__(entered[0], name, RUN[name])
+
+    shown: list[Chunk] = []
+    with pytest.raises(ParityError, match=f"chunk {AT}: the state digest"):
+        stream(Change(FaultPoint.ENTERED, AT, write), num_chunks=NUM_CHUNKS, shown=shown)
+    assert len(shown) == AT
+
+
+def test_embeddings_that_are_no_numbers_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_number(session: Any, patch: pytest.MonkeyPatch) -> None:
+        way = transition.interpolate
+        patch.setattr(transition, "interpolate", lambda *given: way(*given) * float("nan"))
+
+    with pytest.raises(IntegrityError, match="plans embeddings beside the transition's nan"):
+        streamed(no_number, monkeypatch, Checks(), "default")
 
 
 def some_directive(draw: random.Random, dtype: torch.dtype) -> Directive:
