@@ -62,14 +62,15 @@ class _OnHost:
     ) -> list[tuple[int, int]]:
         if (part.shape, part.dtype) != self._like or part.device.type != "cpu":
             return [(layer, frame) for layer in layers for frame in frames]
+        part = part[layers.start : layers.stop]  # others may not be copied
         if not isinstance(place, slice):
             part, place = part[:, :, place], slice(0, len(place))
         part, noted, found = self._together(part), self._noted, dict[tuple[int, int], None]()
         batch, (layer_bytes, batch_bytes) = part.shape[1], part.stride()[:2]
         first = part.data_ptr() + place.start * self._token_bytes
         size = part.itemsize
-        for layer in layers:
-            at = first + layer * layer_bytes * size
+        for number, layer in enumerate(layers):
+            at = first + number * layer_bytes * size
             for row, frame, digest in self._digests(at, batch, batch_bytes * size, frames):
                 if noted.get((layer, row, frame)) != digest:
                     found[layer, frame] = None

@@ -52,6 +52,14 @@ def test_pages_that_lie_apart_are_gathered(
     assert digests.differing(elsewhere, LAYERS, range(3), place) == [(2, 0)]
 
 
+def test_only_layers_that_are_looked_at_are_gathered() -> None:
+    one = numbers(torch.float32, 1, 2, 12, 4, 5)
+    part = one.expand(10**9, -1, -1, -1, -1)  # no memory could hold a copy
+    digests = frame_digests._OnHost(part, 2)
+    digests.note(0, FRAMES, one[0])
+    assert digests.differing(part, range(1), FRAMES, torch.arange(12)) == []
+
+
 @EVERYWHERE
 @pytest.mark.parametrize("width", [1, 5])
 def test_numbers_that_lie_apart_are_read_in_their_order(
