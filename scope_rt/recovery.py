@@ -14,6 +14,7 @@ from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.control.unverified import Unverified
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.record.point_check import difference
 from scope_rt.record.reader import StreamHistory, read_history
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity
 from scope_rt.record.stream_log import Log, NullLog, StreamLog
@@ -216,6 +217,11 @@ class Recovery:
         if not history.openings:
             raise UserInputError(
                 f"the log {log} of the stream to resume is gone; to start anew, delete {folder}"
+            )
+        if self._setup.verifies and (differs := difference(point, history)):
+            raise UserInputError(
+                f"the snapshot {folder} is not of the stream in {log} ({differs}); to start anew, "
+                f"delete {folder} and {log}"
             )
         events = history.scheduled
         later = [

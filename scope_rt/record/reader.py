@@ -148,6 +148,11 @@ class StreamHistory:
         self._last_at_s = record.at_s
 
     @property
+    def begun_at(self) -> int:
+        """The first chunk of the stream that was asked for last."""
+        return self._begun_at
+
+    @property
     def first_made(self) -> int:
         """The first chunk of the last start that is of the stream asked for last."""
         return max(0, self.openings[-1].resumed_at_chunk, self._begun_at)

@@ -1,0 +1,57 @@
+"""A resume point and its log tell the same of a stream; what only one of them says is not resumed.
+
+A snapshot keeps its bytes, but it is made from rank0's memory. The log was written chunk by chunk
+as the stream went, so a count, a text or a place that changed before it was saved shows here.
+"""
+
+from collections.abc import Iterator
+
+from scope_contracts.log_records import Control
+from scope_rt.control.log_entries import recorded_transition
+from scope_rt.control.resume_point import ResumePoint
+from scope_rt.record.reader import StreamHistory
+from scope_rt.tensors import sha256_of
+
+Told = tuple[str, object, object]
+"""What is told of twice: its name, what the point says, and what the log says."""
+
+
+def difference(point: ResumePoint, history: StreamHistory) -> str:
+    """What `point` says otherwise than the log, in a few words; empty where that is nothing."""
+    for what, saved, logged in _told(point, history):
+        if saved != logged:
+            return f"{what}: saved is {saved}, logged {logged}"
+    return ""
+
+
+def _told(point: ResumePoint, history: StreamHistory) -> Iterator[Told]:
+    end = point.counts.next_chunk_index
+    shown = sorted(index for index in history.finished if index < end)
+    of_this = [index for index in shown if index >= history.begun_at]
+    yield "chunks shown", point.num_acknowledged + len(point.pending), len(of_this)
+    pending = [each.envelope.chunk_index for each in point.pending]
+    yield "pending chunks", pending, of_this[len(of_this) - len(pending) :]
+    saved = [chunk.latents_sha256[:12] for chunk in point.tail.chunks]
+    newest = shown[len(shown) - len(saved) :]
+    yield "latents", saved, [history.finished[index].latents_sha256[:12] for index in newest]
+    # A cut that is still to come has no text in the point, and an epoch above all before it.
+    cuts = any(each.chunk_index == end and each.directive.hard_cut for each in point.asked_again)
+    if cuts or point.is_cut or not of_this:
+        return
+    yield "epoch", point.counts.cache_epoch, history.envelopes[end - 1].cache_epoch
+    asked = [each for each in history.controls if each.chunk_index < end and each.embeds_sha256]
+    if asked:
+        yield from _text_told(point, asked[-1])
+
+
+def _text_told(point: ResumePoint, asked: Control) -> Iterator[Told]:
+    """`asked` is the newest prompt that took effect before the point."""
+    text, under_way = point.conditioning, point.transition
+    yield "prompt", None if text is None else text.prompt, asked.prompt
+    if under_way is not None:
+        num_planned = point.counts.next_chunk_index - asked.chunk_index
+        yield "chunks of the transition", under_way.step, num_planned
+        yield "transition", under_way.spec, recorded_transition(asked)
+        yield "embeddings", sha256_of(under_way.target)[:12], asked.embeds_sha256[:12]
+    elif text is not None:
+        yield "embeddings", sha256_of(text.embeds)[:12], asked.embeds_sha256[:12]
