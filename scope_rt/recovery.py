@@ -10,11 +10,11 @@ from scope_contracts.log_records import Begun, Control, Record, Scheduled
 from scope_contracts.retraction import Retraction
 from scope_rt.control.inbox import Directive, ScheduledDirective
 from scope_rt.control.log_entries import recorded_transition, retracted_record
+from scope_rt.control.point_check import difference
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.control.unverified import Unverified
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.record.point_check import difference
 from scope_rt.record.reader import StreamHistory, read_history
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity
 from scope_rt.record.stream_log import Log, NullLog, StreamLog
