@@ -175,7 +175,7 @@ class Checks:
     pace: Callable[[int, Sequence[float], Sequence[int], float], None] = check_pace
     """The generator ranks, every N chunks: is one far slower than the others?"""
     arithmetic: Callable[[Deviation], None] = check_deviation
-    """A generator rank, after a chunk: did a token come out as it does in float64?"""
+    """A generator rank, after a chunk: did tokens come out as other code computes them?"""
     linear_sums: Callable[[Deviation], None] = check_deviation
     """A generator rank, after a chunk: are products those of the weights that were loaded?"""
     edges: Callable[[Deviation], None] = check_deviation

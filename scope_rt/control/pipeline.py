@@ -198,15 +198,15 @@ class Pipeline:
         watched = self._instruments.watchdog.section(f"chunk {index}: planning")
         with self._instruments.trace.span("plan", track="control"), watched:
             envelope, following = self.position.next(directive)
-            asked = None
-            if plan_check is not None:
-                asked = plan_check.verify(directive, envelope, following)
             planned = self._packed(envelope, following)
             envelope, tensors = faults.reach(FaultPoint.PLANNED, envelope.chunk_index, planned)
             checks.preflight(envelope, specs_by_name(tensors), stages.geometry)
             self._check_sent(envelope.chunk_index, tensors, following)
             entered = checks.enter(self._lifecycle, envelope)
             lifecycle = entered.commit(envelope.expected_generator_calls)
+            asked = None
+            if plan_check is not None:  # last, of what leaves
+                asked = plan_check.verify(directive, envelope, following)
         plan_ms = (time.perf_counter_ns() - start_ns) / 1e6
         for record in control_records(envelope.chunk_index, directive):
             self._log.append(record)

@@ -1,4 +1,4 @@
-"""Faults 60 to 66: what rank0 encodes, keeps, decodes or hands out is another than it should be."""
+"""Faults 60 to 67: what rank0 encodes, plans, keeps, decodes or hands out is wrong."""
 
 from functools import partial
 
@@ -101,5 +101,14 @@ CASES = (
         layer=(Detector.EMITTED,),
         action="show_earlier",
         point=FaultPoint.EMIT,
+    ).cases(),
+    *_RANK0(
+        number=67,
+        name="bias-planned",
+        description="rank0 plans another attention bias than was asked for, for all ranks",
+        layer=(Detector.PLANNED,),
+        action="edit",
+        arguments={"kv_cache_attention_bias": 0.5},
+        point=FaultPoint.PLANNED,
     ).cases(),
 )
