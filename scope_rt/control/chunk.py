@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scope_contracts.envelope import PPEnvelope
-from scope_rt.tensors import crc32_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +57,9 @@ class Arrived:
     stage_ms: dict[str, float]
 
     def shown(
-        self, frames_BTHWC: Tensor, *, stage_ms: Mapping[str, float], with_crc32: bool
+        self, frames_BTHWC: Tensor, *, stage_ms: Mapping[str, float], crc32: int | None
     ) -> Chunk:
-        """The chunk, with its decoded frames and what that took."""
+        """The chunk, with its decoded frames, their CRC-32 in `strict`, and what that took."""
         frames = frames_BTHWC[0].numpy()
         return Chunk(
             chunk_index=self.envelope.chunk_index,
@@ -73,5 +72,5 @@ class Arrived:
             recomputed=self.envelope.do_kv_recompute,
             kv_cache_attention_bias=self.envelope.kv_cache_attention_bias,
             stage_ms={**self.stage_ms, **stage_ms},
-            frames_crc32=crc32_of(frames) if with_crc32 else None,
+            frames_crc32=crc32,
         )

@@ -335,14 +335,13 @@ class StreamLoop:
         self, arrived: Arrived, frames: Tensor, tail: StreamTail, stage_ms: dict[str, float]
     ) -> Chunk:
         """The chunk, whose frames are verified; `tail` ends with it."""
-        pictures = self._stages.pictures
+        pictures, crc32 = self._stages.pictures, None
         if pictures is not None:
             before = partial(tail.before_newest, pictures.num_frames_before)
             index = arrived.envelope.chunk_index
             with self._instruments.watchdog.section(f"chunk {index}: verifying its picture"):
-                pictures.verify(index, arrived.latents, frames, before=before)
-        is_strict = pictures is not None and pictures.is_strict
-        chunk = arrived.shown(frames, stage_ms=stage_ms, with_crc32=is_strict)
+                crc32 = pictures.verify(index, arrived.latents, frames, before=before)
+        chunk = arrived.shown(frames, stage_ms=stage_ms, crc32=crc32)
         if self._emission is not None:
             self._emission.decoded(chunk)
         return chunk

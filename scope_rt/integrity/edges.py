@@ -85,6 +85,20 @@ class _Watch:
         self.calls[-1].flow = out
 
 
+class _LastInput:
+    """Keeps what the model was given last, until `stop`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.x: Tensor | None = None
+        self._handle = model.register_forward_pre_hook(self._before)
+
+    def stop(self) -> None:
+        self._handle.remove()
+
+    def _before(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        self.x = args[0]
+
+
 class EdgeCheck:
     """One generator rank's: `begin` before a chunk, `end` after it.
 
@@ -104,6 +118,7 @@ class EdgeCheck:
         self._patch = Projection(patch.weight, patch.bias, self._rounding)
         self._head = Projection(head_rows(head.weight), head_rows(head.bias), self._rounding)
         self._turns = CallTurns(every)
+        self._last_input: _LastInput | None = None
         self._watch: _Watch | None = None
         self._calls: list[_Call] = []
 
@@ -113,15 +128,18 @@ class EdgeCheck:
         """Watch the calls of the chunk, of which `plans` has one each."""
         self.abandon()
         self._envelope, self._tensors, self._plans = envelope, tensors, plans
+        if envelope.clean_pass:
+            self._last_input = _LastInput(self._generator.model)
         if envelope.do_kv_recompute or not envelope.chunk_index % self._every:
             blocks = self._generator.model.blocks
             self._watch = _Watch(self._generator.model, blocks[0], blocks[-1])
 
     def abandon(self) -> None:
         """Watch nothing any more, as after a chunk that failed."""
-        if self._watch is not None:
-            self._watch.stop()
-        self._watch = None
+        for watch in (self._watch, self._last_input):
+            if watch is not None:
+                watch.stop()
+        self._watch = self._last_input = None
 
     def end(self, latents: Tensor) -> None:
         """Hold the chunk's noise, and what was watched, against what they must be.
@@ -135,9 +153,13 @@ class EdgeCheck:
         num_steps = len(self._envelope.denoising_step_list)
         with suspect_from(chunk if is_strict else chunk + 1 - NOISE_EVERY * num_steps):
             self._check_noise(latents)
-        if self._watch is not None:
-            self._calls = self._watch.calls
-            self.abandon()
+        watch, last_input = self._watch, self._last_input
+        self.abandon()
+        if last_input is not None and last_input.x is not None:
+            with suspect_from(chunk):
+                self._check_kept(last_input.x, latents)
+        if watch is not None:
+            self._calls = watch.calls
             num_in_turn = len(self._plans) - self._envelope.do_kv_recompute
             with suspect_from(chunk if is_strict else chunk + 1 - self._every * num_in_turn):
                 self._check_calls(latents)
@@ -182,14 +204,17 @@ class EdgeCheck:
             own = noise_of(envelope, step, tuple(latents.shape)).to(got.dtype)
             hold.same(-1, f"noise before step {step}" if step else LATENTS_IN, got, own)
 
+    def _check_kept(self, seen: Tensor, latents: Tensor) -> None:
+        """The clean pass, whose rows later chunks see, is of the latents that are shown."""
+        shown = self._feedback(self._envelope.chunk_index, latents)
+        self._hold.same(len(self._plans) - 1, "input", seen, shown.to(seen.device))
+
     def _check_given(self, timesteps: Sequence[float], steps: range, latents: Tensor) -> None:
         """Every call has the modulation of its timestep and the text in effect; calls that are no
         step, and the first one, have the input that the envelope says."""
         inputs = {steps.start: self._tensors[LATENTS_IN]}
         if steps.start:
             inputs[0] = self._tensors[CONTEXT_FRAMES_OVERRIDE]
-        if steps.stop < len(self._calls):
-            inputs[steps.stop] = self._feedback(self._envelope.chunk_index, latents)
         modulations, text = self._generator.modulations, self._generator.text
         for index, (call, timestep) in enumerate(zip(self._calls, timesteps, strict=True)):
             if index in inputs:

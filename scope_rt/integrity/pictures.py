@@ -17,7 +17,7 @@ from scope_contracts.integrity import IntegrityLevel, suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.canary import ROTATIONS
 from scope_rt.integrity.rotation import Digests, Part, Rotation, parts_of
-from scope_rt.tensors import digest_of
+from scope_rt.tensors import crc32_of, digest_of
 from scope_rt.vae.codec import CodecSizes, StreamingDecoder
 from scope_rt.values import is_constant
 
@@ -72,24 +72,28 @@ class PictureCheck:
         frames_BTHWC: Tensor,
         *,
         before: Callable[[], Tensor | None],
-    ) -> None:
+    ) -> int | None:
         """Verify a chunk's frames, and the share of the weights that is due.
 
-        `before` gives the `num_frames_before` latent frames of its epoch before it.
+        `before` gives the `num_frames_before` latent frames of its epoch before it. Returns, in
+        `strict`, the CRC-32 of the frames `[T, H, W, 3]`, taken before they are compared: what
+        changes them from then on is seen here or by who compares it.
 
         Raises:
             FingerprintError, IntegrityError: naming the weight, or the chunk and what is wrong.
         """
+        crc32 = crc32_of(frames_BTHWC[0].numpy()) if self.is_strict else None
         if self._first_chunk is None:
             self._first_chunk, self._parts_verified_at = chunk, chunk - 1
         self._verify_weights(chunk, self._rotation.due())  # first: they are the cause
         if chunk % self._every != self._every // 2 and not is_constant(frames_BTHWC):
-            return
+            return crc32
         self._verify_parts(chunk)
         again = self._decoded_again(chunk, latents_BFCHW, before)
         # Turns follow from the chunk's index, so an earlier process had them too.
         with suspect_from(chunk + 1 - self._every):
             self._checks.decoded(chunk, frames_BTHWC, again)
+        return crc32
 
     def close(self, chunk: int) -> None:
         """Verify all weights once more after the last chunk: no later one would.

@@ -198,3 +198,16 @@ def test_a_chunk_s_calls_are_a_recompute_its_steps_and_a_clean_pass() -> None:
     assert timesteps_of(envelope(1)) == [*STEPS, 0.0]
     plan = replace(envelope(1), do_kv_recompute=True, clean_pass=False)
     assert timesteps_of(plan) == [0.0, *STEPS]
+
+
+@pytest.mark.parametrize("name", ["latents shifted", "clean pass of other latents"])
+def test_what_is_shown_is_what_later_chunks_see_in_every_chunk_of_default(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fault,) = (fault for fault in EDGE_FAULTS if fault.name == name)
+    edged = stream(every=8)
+    edged.run(range(3))
+    fault.bring_about(edged.rollout, monkeypatch)
+    with pytest.raises(IntegrityError, match=f"chunk 3, rank 0, {fault.names}") as raised:
+        edged.run([3])
+    assert raised.value.suspect_from == 3

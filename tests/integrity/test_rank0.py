@@ -165,6 +165,26 @@ def test_what_changes_on_rank0_is_not_handed_out_at_any_level(name: str, level: 
     assert len(shown) == AT
 
 
+def test_frames_that_change_once_they_were_compared_are_seen_in_strict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = Arrived.shown
+
+    def other(self: Arrived, frames_BTHWC: Tensor, **of: Any) -> Chunk:
+        is_due = self.envelope.chunk_index == AT
+        return real(self, frames_BTHWC.flip(3).contiguous() if is_due else frames_BTHWC, **of)
+
+    monkeypatch.setattr(Arrived, "shown", other)
+    shown: list[Chunk] = []
+    with (
+        pytest.raises(IntegrityError, match=f"chunk {AT}: rank 0: hands out frames_crc32"),
+        StreamSession(StreamConfig.of(integrity="strict")) as session,
+    ):
+        for chunk in session.stream(PROMPT, num_chunks=AT + 2):
+            shown.append(chunk)
+    assert len(shown) == AT
+
+
 def test_frames_that_change_in_place_after_the_decode_are_seen_in_strict() -> None:
     def write(chunk: Chunk) -> None:
         chunk.frames[5, 7, 9] ^= 1

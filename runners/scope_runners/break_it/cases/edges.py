@@ -86,6 +86,7 @@ CASES = (
         name="clean-input",
         description="clean passes are given other latents than were shown",
         action="feed_other_latents",
+        takes_turns=False,
     ).cases(),
     *_MADE(
         number=50,
