@@ -66,7 +66,11 @@ class _OnHost:
         if not isinstance(place, slice):
             part, place = part[:, :, place], slice(0, len(place))
         part, noted, found = self._together(part), self._noted, dict[tuple[int, int], None]()
-        batch, (layer_bytes, batch_bytes) = part.shape[1], part.stride()[:2]
+        num_layers, batch, num_tokens = part.shape[:3]
+        end = place.start + len(frames) * self._tokens
+        assert num_layers == len(layers), "bytes are read by address"
+        assert end <= num_tokens, "bytes are read by address"
+        layer_bytes, batch_bytes = part.stride()[:2]
         first = part.data_ptr() + place.start * self._token_bytes
         size = part.itemsize
         for number, layer in enumerate(layers):
