@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,16 +26,13 @@ from scope_rt.integrity.audit_plan import (
     audit_in_turn,
     whole_audits,
 )
-from scope_rt.integrity.block_record import BlockRecord, GivenRows
-from scope_rt.integrity.cached_rows import largest_loss
+from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.call_weights import BlockWeights
-from scope_rt.integrity.linear_sums import to_array
 from scope_rt.integrity.oracle import BlockAudit, Stage
-from scope_rt.integrity.oracle_attention import of_batch, row_sums
 from scope_rt.integrity.recorder import BlockRecorder
 from scope_rt.integrity.reduced_sums import ReducedSums, reduced_sums_of
-from scope_rt.integrity.tolerance import Array, Rounding
-from scope_rt.kv_cache.frame_cache import WriteWindow
+from scope_rt.integrity.shown_rows import ShownRows
+from scope_rt.integrity.tolerance import Rounding
 from scope_rt.models.causal_wan import Block
 from scope_rt.models.generator import ChunkGenerator
 
@@ -138,7 +134,8 @@ class ArithmeticCheck:
         self.abandon()
         for each in held:
             self._judge(each)
-        self._check_past(recorder.records)
+        rows = self._rows()
+        rows.check_past(recorder.records, self._where)
         if missed is not None:
             wanted, entered = missed
             self._checks.arithmetic(
@@ -151,7 +148,8 @@ class ArithmeticCheck:
                 )
             )
         for given in recorder.last_given:
-            self._check_kept(given)
+            audit = given.audit
+            rows.check_kept(given, self._calls[audit.call], self._where(audit))
         sums = [sums for each in held for sums in each.sums]
         self._sums = tuple(one for each in sums for one in each.on_host())
 
@@ -206,6 +204,10 @@ class ArithmeticCheck:
             if record.fault:
                 where = self._where(record.audit)
                 raise IntegrityError(f"{where}: the block computed {record.fault}")
+
+    def _rows(self) -> ShownRows:
+        assert self._weights is not None
+        return ShownRows(self._generator, self._weights, self._rounding, self._checks)
 
     def _where(self, audit: Audit, token: int | None = None) -> str:
         where = f"chunk {self._chunk}, rank {self._rank}, call {audit.call}, layer {audit.layer}"
@@ -272,91 +274,6 @@ class ArithmeticCheck:
                     bound=0.0,
                 )
             )
-
-    def _check_past(self, records: Sequence[BlockRecord]) -> None:
-        """Past rows are those of the call before, and of the cache once the chunk is over.
-
-        They are told by their sums, which are bits of the same products of the same memory.
-        """
-        first: dict[tuple[int, int], BlockRecord] = {}
-        for record in records:
-            if record.attended is None or record.window is None:
-                continue
-            before = first.setdefault((record.audit.layer, id(record.window)), record)
-            rows = record.attended.rows_BKHS
-            assert before.attended is not None
-            if before is record:
-                layer, num_slots = record.audit.layer, rows[0].shape[1]
-                held = self._generator.cache.rows(layer, slice(0, num_slots))
-                assert self._weights is not None
-                want = row_sums(
-                    of_batch(held, record.audit.batch, self._weights.dtype),
-                    self._weights.head_signs_DK,
-                )
-            else:
-                want = before.attended.rows_BKHS
-            self._check_same(record, rows, want, is_over=before is record)
-
-    def _check_same(
-        self,
-        record: BlockRecord,
-        rows: tuple[Tensor, Tensor],
-        want: tuple[Tensor, Tensor],
-        *,
-        is_over: bool,
-    ) -> None:
-        if all(torch.equal(a, b) for a, b in zip(rows, want, strict=True)):
-            return
-        assert record.window is not None
-        past = self._past_slots(record.window, is_over=is_over).to(rows[0].device)[
-            None, :, None, None
-        ]
-        changed = sum(int(((a != b) & past).sum()) for a, b in zip(rows, want, strict=True))
-        if changed:
-            name = "past rows that attention saw changed"
-            self._checks.cached_rows(self._where(record.audit), name, changed, 0, 0)
-
-    def _past_slots(self, window: WriteWindow, *, is_over: bool) -> Tensor:
-        """Token slots of other chunks; once this one is over, those that still hold the same."""
-        cache, frames = self._generator.cache, window.frames_in_view
-        held = [cache.frames_by_slot.get(slot) for slot in range(len(frames))]
-        is_held = [not is_over or now == frame for now, frame in zip(held, frames, strict=True)]
-        past = torch.tensor(is_held).repeat_interleave(cache.spec.frame_tokens)
-        for segment in window.segments:
-            past[segment.slots] = False
-        return past
-
-    def _check_kept(self, given: GivenRows) -> None:
-        """The chunk's rows as they lie in the cache, against those of its last call."""
-        cache, layer = self._generator.cache, given.audit.layer
-        for segment in given.window.segments:
-            kept = cache.rows(layer, segment.slots)
-            for name, as_kept, rows in zip(
-                ("keys", "values"), kept, (given.k, given.v), strict=True
-            ):
-                as_given = rows[:, segment.sources]
-                if not torch.equal(as_kept, as_given):
-                    first = segment.source // cache.spec.frame_tokens
-                    self._check_loss(given, name, to_array(as_kept), to_array(as_given), first)
-
-    def _check_loss(
-        self, given: GivenRows, name: str, got: Array, want: Array, first_frame: int
-    ) -> None:
-        cache = self._generator.cache
-        bound = largest_loss(want, cache.spec.codec, self._rounding.stored)
-        off = np.abs(got - want)
-        if (off <= bound).all():
-            return
-        at = np.unravel_index((off - bound).argmax(), off.shape)
-        frame = self._calls[given.audit.call].first_frame + first_frame
-        frame += int(at[1]) // cache.spec.frame_tokens
-        self._checks.cached_rows(
-            f"{self._where(given.audit)}, frame {frame}",
-            name,
-            float(got[at]),
-            float(want[at]),
-            float(bound[at]),
-        )
 
 
 def _alike(record: BlockRecord) -> tuple[object, ...]:
