@@ -99,6 +99,8 @@ class VideoWriter:
         self._stall_timeout_s = stall_timeout_s
         self._keep_on_error = keep_on_error
         self._queued: deque[Future[None]] = deque()
+        self._last_index = -1
+        """Of the chunks that this writer was given."""
         self._torn = False
         self._ledger = MemoryLedger() if ledger is None else ledger
         self._segments = VideoSegments(path, self._ledger)
@@ -144,8 +146,8 @@ class VideoWriter:
         `chunk_index` is what the ledger is told; by default that after the last. `crc32` is of the
         frames as they should be: a chunk that is another when it was encoded is not kept.
 
-        Raises `RecordingError` if an earlier chunk failed, and `IntegrityError` if one had changed;
-        whole chunks then stay for a resume.
+        Raises `RecordingError` if an earlier chunk failed, and `IntegrityError` if one had changed
+        or this one is not after the last; whole chunks then stay for a resume.
         """
         if (
             frames_THWC.shape[1:] != self._frame_shape
@@ -158,6 +160,13 @@ class VideoWriter:
             )
         if not self._open:
             raise RecordingError(f"{self.path}: recording has ended; open a new writer")
+        if chunk_index is not None:
+            if chunk_index <= self._last_index:
+                raise IntegrityError(
+                    f"chunk {chunk_index}: comes to be encoded after chunk {self._last_index}; "
+                    "write chunks once, in the order in which they are given"
+                )
+            self._last_index = chunk_index
         while self._queued and self._queued[0].done():
             self._finish_oldest()
         if len(self._queued) >= self._max_queued_chunks:

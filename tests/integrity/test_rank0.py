@@ -442,6 +442,19 @@ def test_a_video_has_no_frames_that_changed_while_they_waited(tmp_path: Path) ->
     assert writer.durable_chunks == 1
 
 
+@pytest.mark.parametrize("order", [(0, 2, 1), (0, 1, 1)])
+def test_a_video_has_its_chunks_once_and_in_order(tmp_path: Path, order: tuple[int, ...]) -> None:
+    shown = shown_with(Change(FaultPoint.START, 0, nothing), num_chunks=3)
+    writer = VideoWriter(tmp_path / "a.mp4", width=64, height=64, fps=16, keep_on_error=True)
+    with (
+        pytest.raises(IntegrityError, match=f"chunk 1: comes to be encoded after chunk {order[1]}"),
+        writer,
+    ):
+        for index in order:
+            writer.write(shown[index].frames, chunk_index=index)
+    assert writer.durable_chunks == 2
+
+
 def test_cuts_prompts_and_recomputes_are_no_false_alarm_in_strict() -> None:
     def steer(session: StreamSession, chunk: Chunk) -> None:
         if chunk.chunk_index == 4:
