@@ -242,8 +242,8 @@ def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
         if isinstance(error, IntegrityError) and error.retraction is not None:
             run.stage.retractions.append(error.retraction)
             _say(f"retracted {retracted_chunks(error.retraction)}: {error.retraction.reason}")
-        if run.will_start_again(error):
-            raise
+        if run.will_start_again(error) or run.stage.writer.has_ended:
+            raise  # there is no video to conclude where its writer has found the error
         return error, ()
 
 

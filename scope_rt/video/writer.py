@@ -134,6 +134,11 @@ class VideoWriter:
         """Whole chunks that outlive this process, `earlier_chunks` included; for any thread."""
         return self._segments.num_chunks
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it takes no more chunks: closed, suspended, or after an error."""
+        return not self._open
+
     def write(
         self,
         frames_THWC: NDArray[np.uint8],

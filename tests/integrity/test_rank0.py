@@ -20,6 +20,7 @@ from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.checked import CheckedDecoder
 from scope_rt.vae.tiny import TinyVideoCodec
 from scope_rt.video.writer import VideoWriter
+from scope_runners.stream import main as stream_main
 from tests.integrity.corruption import PROMPT, Change, flip_bit
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 
@@ -440,6 +441,23 @@ def test_a_video_has_no_frames_that_changed_while_they_waited(tmp_path: Path) ->
             writer.write(chunk.frames, chunk_index=chunk.chunk_index, crc32=chunk.frames_crc32)
         writer.drain()
     assert writer.durable_chunks == 1
+
+
+def test_a_stream_whose_writer_finds_changed_frames_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = VideoWriter._encode
+
+    def changed(self: VideoWriter, frames_THWC: Any, chunk_index: int, crc32: int) -> None:
+        frames_THWC[0, 0, 0] ^= chunk_index == AT  # by another thread
+        encode(self, frames_THWC, chunk_index, crc32)
+
+    monkeypatch.setattr(VideoWriter, "_encode", changed)
+    arguments = ["--prompt", PROMPT, "--seconds", "6", "--integrity", "strict"]
+    assert stream_main([*arguments, "--out", str(tmp_path / "a.mp4")]) not in (0, None)
+    said = capfd.readouterr().err
+    assert f"chunk {AT}: its frames changed while they waited" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("order", [(0, 2, 1), (0, 1, 1)])
