@@ -77,9 +77,11 @@ class ChunkRecord:
         return replace(self, is_suspect=covered)
 
     def encoded(self, encode_ms: float) -> "ChunkRecord":
-        """The same chunk, with what writing it took; its stages in their order."""
+        """The same chunk, with what writing it took; its stages in their order. One that a resume
+        decoded again has not all of them."""
         stage_ms = {**self.stage_ms, ENCODE: encode_ms}
-        return replace(self, stage_ms={stage: stage_ms[stage] for stage in STAGES})
+        ordered = {stage: stage_ms[stage] for stage in STAGES if stage in stage_ms}
+        return replace(self, stage_ms=ordered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
