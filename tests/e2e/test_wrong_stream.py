@@ -182,7 +182,9 @@ def test_after_a_loss_nothing_is_made_from_what_a_survivor_holds_wrong(
     assert made.code == RETRACTED, made.said
     (recorded,) = made.history.retractions
     assert f"rank {survivor}: weight blocks.0.attn1.to_q.weight" in recorded.reason
-    assert (recorded.first_chunk, recorded.last_chunk) == (0, AT - 1)
+    # Rank0 may learn of the loss as it sends, before the chunk that was made last arrives.
+    assert recorded.first_chunk == 0
+    assert recorded.last_chunk in (AT - 2, AT - 1)
     assert [epoch for _, epoch, _ in made.latents] == [1] * NUM_CHUNKS
 
 
