@@ -24,6 +24,8 @@ class FaultPoint(StrEnum):
     """A generator rank, before it compares anything: its `ChunkGenerator`."""
     IDLE = "idle"
     """A mesh rank is about to wait for the next envelope; chunk: the last one it ran."""
+    TAKEN = "taken"
+    """Rank0 plans a chunk with this: `Taken`. Not where `integrity` is off."""
     PLANNED = "planned"
     """Rank0, before preflight: `(PPEnvelope, tensors)`."""
     SENDING = "sending"

@@ -33,6 +33,7 @@ from scope_rt.control.position import Position
 from scope_rt.control.resume_point import ResumePoint, ResumePoints, point_of_cut, resume_point
 from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.control.unverified import Unverified
+from scope_rt.control.verified_inbox import VerifiedInbox
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.record.stream_log import Log
@@ -65,7 +66,8 @@ class StreamLoop:
 
         `shown_before` are the chunks of the resumed stream before its resume point: index and
         epoch."""
-        self.inbox = ControlInbox()
+        verifies = stages.values is not None
+        self.inbox = VerifiedInbox(instruments) if verifies else ControlInbox()
         self._stages, self._decoder, self._instruments = stages, decoder, instruments
         self._log, self._record_latents, self._resume_points = log, record_latents, resume_points
         self._num_tail_frames = num_tail_frames

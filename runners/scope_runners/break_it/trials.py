@@ -55,6 +55,7 @@ TRIALS = (
         case="latents-repeated/default",
     ),
     Trial(disarmed=(Detector.PLANNED,), case="bias-planned/default"),
+    Trial(disarmed=(Detector.PLANNED,), case="control-lost/default"),
     Trial(disarmed=(Detector.KEPT,), case="context-planned/default"),
     Trial(disarmed=(Detector.DECODED,), case="frames-shifted/strict"),
     Trial(disarmed=(Detector.FINGERPRINT, Detector.CODEC), case="codec-weight/strict"),

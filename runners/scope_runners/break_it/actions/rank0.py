@@ -9,10 +9,16 @@ from torch import Tensor, nn
 
 from scope_contracts.envelope import PPEnvelope
 from scope_rt.control.chunk import Arrived, Chunk
+from scope_rt.control.inbox import Directive, Taken
 from scope_rt.vae.checked import CheckedDecoder
 
 Planned = tuple[PPEnvelope, dict[str, Tensor]]
 _NUDGE = 1e-3
+
+
+def _lose_control(taken: Taken) -> Taken:
+    """A chunk is planned as if nothing had been asked for."""
+    return replace(taken, directive=Directive())
 
 
 def _nudge_arrived(arrived: Arrived) -> Arrived:
@@ -57,6 +63,7 @@ def _show_earlier(chunk: Chunk, earlier: Chunk) -> Chunk:
 
 
 ACTIONS: dict[str, Callable[..., Any]] = {
+    "lose_control": _lose_control,
     "nudge_arrived": _nudge_arrived,
     "scale_tensor": _scale_tensor,
     "scale_embeds": _scale_embeds,
