@@ -14,12 +14,15 @@ from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
+from scope_rt.control.emission import Emission
 from scope_rt.control.pipeline import Pipeline
+from scope_rt.control.plan_check import PlanCheck
 from scope_rt.integrity.arithmetic import ArithmeticCheck
 from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.canary import Canary
 from scope_rt.integrity.edges import EdgeCheck
 from scope_rt.integrity.made_state import MadeState
+from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.integrity.recorder import BlockRecorder
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.integrity.verifier import Verifier
@@ -50,7 +53,15 @@ _PARTS: dict[str, tuple[tuple[object, str], ...]] = {
     "digest of results, and the rest": ((Verifier, "begin"), (Verifier, "end")),
     "numeric settings": ((rank, "numeric_settings"),),
     "comparison with other ranks": ((PeerCheck, "before"), (PeerCheck, "after")),
-    "values of latents and pictures": ((Pipeline, "_check_latents"), (Pipeline, "decoded")),
+    "values of latents": ((Pipeline, "_check_latents"),),
+    "plans; latents and text on rank0": (
+        (PlanCheck, "verify"),
+        (PlanCheck, "planned"),
+        (Pipeline, "_check_sent"),
+        (Pipeline, "check_kept"),
+    ),
+    "pictures and codec": ((PictureCheck, "verify"),),
+    "what is handed out": ((Emission, "decoded"), (Emission, "verify")),
     GENERATION: ((ChunkGenerator, "generate"),),
 }
 
