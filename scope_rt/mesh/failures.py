@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from scope_contracts.errors import IntegrityError, LinkError, LinkTimeoutError, PeerLostError
 from scope_contracts.wire import CanonicalMessage
+from scope_rt.mesh.group import release_frames
 from scope_rt.mesh.heartbeat import Heartbeat, closed_by
 from scope_rt.mesh.reported import GroupError
 from scope_rt.mesh.sockets import Address
@@ -45,6 +46,7 @@ class Liveness:
             with self._watchdog.section(what, is_bounded=False, ends_with_group=True):
                 yield
         except RuntimeError as error:
+            release_frames(error)
             cause = self._cause(_link_error(str(error)), str(error), peer)
             if isinstance(cause, IntegrityError):  # which says where it was found
                 raise _another(cause) from error

@@ -16,13 +16,14 @@ import torch.distributed as dist
 from scope_contracts.errors import AuthenticationError
 from scope_rt.mesh.authentic import SEAL_BYTES, Key
 from scope_rt.mesh.failures import Liveness
+from scope_rt.mesh.group import Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proving:
     """One group's part of the handshake; `key` is of this group and this start alone."""
 
-    group: dist.ProcessGroup
+    group: Group
     ranks: Sequence[int]
     key: Key
 
@@ -45,8 +46,8 @@ def prove_each_other(
             proof = torch.empty(SEAL_BYTES, dtype=torch.uint8)
             mine = _as_tensor(each.key.proof(f"{rank} to {peer}"))
             with liveness.named_failures(f"proving rank {peer}", peer=peer):
-                receive = dist.irecv(proof, peer, group=each.group)
-                send = dist.isend(mine, peer, group=each.group)
+                receive = dist.irecv(proof, peer, group=each.group())
+                send = dist.isend(mine, peer, group=each.group())
             pending.append((each.key, peer, proof, receive, mine, send))
     for key, peer, proof, receive, _, send in pending:
         assert receive is not None, "this rank is in the group"

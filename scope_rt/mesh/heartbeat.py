@@ -10,7 +10,6 @@ process itself did not run does not count as silence of others, and no rank is n
 look.
 """
 
-import atexit
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -119,10 +118,8 @@ class Heartbeat:
             raise self._lost
 
     def start(self) -> None:
-        """Start the thread; returns at once."""
+        """Start the thread; returns at once. It must be stopped before the interpreter ends."""
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-        # A daemon thread inside the store while the interpreter ends would end it by a signal.
-        atexit.register(self.stop)
         self._thread.start()
 
     def stop(self) -> None:
@@ -134,7 +131,6 @@ class Heartbeat:
             return
         self._stop.set()
         self._thread.join(2 * self._bound_s)
-        atexit.unregister(self.stop)
 
     def let_others_read(self) -> None:
         """Return when the others have had two beats' time to read why this rank leaves, where the

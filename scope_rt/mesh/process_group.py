@@ -5,6 +5,7 @@ is retried or swallowed. No rank of a group is sent anything before it has prove
 All travels over gloo, on the CPU, but for the sums of GPU tensors: those go over NCCL.
 """
 
+import atexit
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ from scope_rt.environment_names import SECRET_FILE
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.authentic import GatherSeals
 from scope_rt.mesh.failures import Liveness, RankAddresses
+from scope_rt.mesh.group import Group
 from scope_rt.mesh.handshake import Proving, prove_each_other
 from scope_rt.mesh.heartbeat import Heartbeat
 from scope_rt.mesh.interface import needed_interface
@@ -92,13 +94,13 @@ class World:
         self._sockets: frozenset[OpenSocket] = frozenset()
         self._device, self._watchdog = device, watchdog
         self._gpu: GpuBackend | None = None
-        self._default_group: dist.ProcessGroup | None = None
+        self._all_ranks: Group | None = None
         self.heartbeat = Heartbeat(
             meeting,
             bound_s=config.heartbeat_timeout_s,
             start_s=config.start_timeout_s,
             abort=self._abort,
-            is_over=lambda: dist.group.WORLD is not self._default_group,
+            is_over=lambda: self._all_ranks is None or not self._all_ranks.is_world,
         )
         """Start it when the groups are built."""
         self.survivors = Survivors(self.heartbeat.values, rank=meeting.rank)
@@ -115,12 +117,14 @@ class World:
                 world_size=meeting.world_size,
                 timeout=timedelta(seconds=config.start_timeout_s),
             )
-        self._default_group = dist.group.WORLD
-        assert self._default_group is not None, "it was just built"
+        assert dist.group.WORLD is not None, "it was just built"
+        self._all_ranks = Group(dist.group.WORLD)
         with ExitStack() as on_error:
             on_error.callback(leave_world)
-            self._prove({"world": (self._default_group, ranks)})
+            self._prove({"world": (self._all_ranks, ranks)})
             on_error.pop_all()
+        # A thread of the store or of a group while the interpreter ends would end it by a signal.
+        atexit.register(self.leave)
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """Every rank's `payload`, by rank: one small gather over all ranks.
@@ -171,21 +175,19 @@ class World:
             )
             if sums is not None and sums.gpu is not None:
                 self._others |= open_sockets() - before  # NCCL has an abort of its own
-            mesh = dist.new_group(generators, timeout=bound, backend="gloo") if shared else None
-            pair = None
-            if topology.pipelined:
-                pair = dist.new_group(list(ends), timeout=bound, backend="gloo")
-        groups: dict[str, tuple[dist.ProcessGroup, Sequence[int]]] = {}
-        if mesh is not None and rank in generators:
+            mesh = _gloo_group(generators, rank=rank, timeout=bound) if shared else None
+            pair = _gloo_group(ends, rank=rank, timeout=bound) if topology.pipelined else None
+        groups: dict[str, tuple[Group, Sequence[int]]] = {}
+        if mesh is not None:
             groups["mesh"] = (mesh, generators)
         if sums is not None and sums.gpu is None:  # NCCL can prove nobody's identity
             groups["sums"] = (sums.group, generators)
-        if pair is not None and rank in ends:
+        if pair is not None:
             groups["link"] = (pair, ends)
         self._prove(groups)
         self._watch(sums)
         link = None
-        if pair is not None and rank in ends:
+        if pair is not None:
             # Rank0 waits for a chunk, which is under way; a mesh rank waits for rank0's next plan.
             patience_s = bound_s if rank == 0 else idle_s
             key = self._key.derive("link")
@@ -201,10 +203,11 @@ class World:
         )
 
     def leave(self) -> None:
-        """Stop the heartbeat, then release the groups. Idempotent.
+        """Stop the heartbeat, then release the groups; their threads have ended then. Idempotent.
 
         Sums of a group that failed are ended first: to release NCCL waits for all its kernels.
         """
+        atexit.unregister(self.leave)
         with self._watchdog.section("leaving the other ranks", ends_with_group=True):
             self.heartbeat.stop()
             if self.heartbeat.lost is None:
@@ -217,7 +220,7 @@ class World:
             except RuntimeError as error:  # of what was ended; why it was is raised elsewhere
                 _LOG.warning("a group could not be released: %s", _first_line(error))
 
-    def _prove(self, groups: Mapping[str, tuple[dist.ProcessGroup, Sequence[int]]]) -> None:
+    def _prove(self, groups: Mapping[str, tuple[Group, Sequence[int]]]) -> None:
         """By name, each with its ranks. A rank that is there answers as fast as it beats."""
         prove_each_other(
             [
@@ -307,7 +310,14 @@ def join_world(
     return World(meeting, environment, config, device=device, watchdog=watchdog or Watchdog())
 
 
+def _gloo_group(ranks: Sequence[int], *, rank: int, timeout: timedelta) -> Group | None:
+    """None on ranks outside it. Every rank calls it."""
+    group = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
+    return Group(group) if rank in ranks else None
+
+
 def leave_world() -> None:
-    """Release the groups; safe to call when none were made."""
+    """Release the groups, and return when their threads have ended; safe to call when none were
+    made."""
     if dist.is_initialized():
         dist.destroy_process_group()

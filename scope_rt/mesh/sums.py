@@ -19,6 +19,7 @@ from torch import Tensor
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
 from scope_rt.mesh.failures import Liveness
+from scope_rt.mesh.group import Group
 from scope_rt.mesh.interface import nccl_interface
 from scope_rt.mesh.rendezvous import named
 
@@ -43,7 +44,7 @@ class GpuBackend(Protocol):
 class SumsGroup:
     """`gpu` is None where sums are of CPU tensors."""
 
-    group: dist.ProcessGroup
+    group: Group
     gpu: GpuBackend | None = None
 
 
@@ -52,8 +53,8 @@ class TorchCollectives:
 
     def __init__(self, sums: SumsGroup, liveness: Liveness) -> None:
         self._group, self._gpu, self._liveness = sums.group, sums.gpu, liveness
-        self.rank = dist.get_rank(sums.group)
-        self.size = dist.get_world_size(sums.group)
+        self.rank = dist.get_rank(sums.group())
+        self.size = dist.get_world_size(sums.group())
         self.wait_s = 0.0
         """Seconds spent inside sums so far: a rank that waits for slow ones spends many. On a
         GPU a sum is only started here, so the wait is not seen."""
@@ -61,7 +62,7 @@ class TorchCollectives:
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         start_s = time.perf_counter()
         with self._liveness.named_failures("all_reduce in the generator group"):
-            dist.all_reduce(tensor, group=self._group)
+            dist.all_reduce(tensor, group=self._group())
         self.wait_s += time.perf_counter() - start_s
         return tensor
 
@@ -94,7 +95,7 @@ def open_sums(
         return None
     if device.type != "cuda":
         group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend="gloo")
-        return SumsGroup(group=group) if rank in ranks else None
+        return SumsGroup(group=Group(group)) if rank in ranks else None
 
     def connect() -> SumsGroup | None:
         return _connected(ranks, rank=rank, device=device, timeout_s=timeout_s)
@@ -120,7 +121,7 @@ def _connected(
     dist.all_reduce(one, group=group)  # some connections are only made by the first sum
     if one.item() != len(ranks):
         raise LinkError(f"the first sum of {named(ranks)} over NCCL is {one.item()}")
-    return SumsGroup(group=group, gpu=gpu)
+    return SumsGroup(group=Group(group), gpu=gpu)
 
 
 def _within(bound_s: float, call: Callable[[], T], late: str) -> T:

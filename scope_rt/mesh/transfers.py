@@ -14,6 +14,7 @@ from torch import Tensor
 from scope_contracts.errors import ContractError, mismatch
 from scope_rt.mesh.authentic import SEAL_BYTES, FrameSeals, GatherSeals, Key
 from scope_rt.mesh.failures import Liveness
+from scope_rt.mesh.group import Group
 
 DIGEST_BYTES = 4096
 """Bytes that one rank sends in an `Exchange`: the length of what it says, that, and its proof."""
@@ -23,7 +24,7 @@ _LENGTH_BYTES = 4
 class Exchange:
     """Small payloads to every rank of a group: one all_gather of `DIGEST_BYTES` per rank."""
 
-    def __init__(self, group: dist.ProcessGroup, liveness: Liveness, seals: GatherSeals) -> None:
+    def __init__(self, group: Group, liveness: Liveness, seals: GatherSeals) -> None:
         self._group, self._liveness, self._seals = group, liveness, seals
 
     def gather(self, payload: bytes) -> list[bytes]:
@@ -41,9 +42,9 @@ class Exchange:
         length = len(sealed).to_bytes(_LENGTH_BYTES, "little")
         frame = (length + sealed).ljust(DIGEST_BYTES, b"\0")
         mine = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
+        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group()))]
         with self._liveness.named_failures("exchange in the generator group"):
-            dist.all_gather(parts, mine, group=self._group)
+            dist.all_gather(parts, mine, group=self._group())
         frames = [part.numpy().tobytes() for part in parts]
         ends = [int.from_bytes(each[:_LENGTH_BYTES], "little") + _LENGTH_BYTES for each in frames]
         return self._seals.opened(
@@ -65,7 +66,7 @@ class Transfers:
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
+        group: Group,
         liveness: Liveness,
         *,
         key: Key,
@@ -90,7 +91,7 @@ class Transfers:
     def send(self, tensor: Tensor, *, to: int) -> Work:
         """Start a send."""
         with self._liveness.named_failures(f"send to rank {to}", peer=to):
-            handle = dist.isend(tensor, to, group=self._group)
+            handle = dist.isend(tensor, to, group=self._group())
         assert handle is not None, "this rank is not in the group"
         return Work(tensor, handle, to)
 
@@ -102,6 +103,6 @@ class Transfers:
     def receive(self, tensor: Tensor, *, source: int, begins: bool) -> None:
         """Fill `tensor` from `source`; `begins` says that nothing of its message came before."""
         with self._liveness.named_failures(f"receive from rank {source}", peer=source):
-            handle = dist.irecv(tensor, source, group=self._group)
+            handle = dist.irecv(tensor, source, group=self._group())
             assert handle is not None, "this rank is not in the group"
             handle.wait(self._patience if begins else self._timeout)

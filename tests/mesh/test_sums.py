@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.mesh.group import Group
 from scope_rt.mesh.interface import nccl_interface, needed_interface
 from scope_rt.mesh.sums import SumsGroup, TorchCollectives, open_sums
 
@@ -136,7 +137,7 @@ def test_sums_that_nccl_ended_by_itself_are_noticed(monkeypatch: pytest.MonkeyPa
     nccl: Any = Nccl().install(monkeypatch)
     group: Any = nccl
     liveness: Any = None
-    collectives = TorchCollectives(SumsGroup(group=group, gpu=nccl), liveness)
+    collectives = TorchCollectives(SumsGroup(group=Group(group), gpu=nccl), liveness)
     collectives.check()
     nccl.error = "REMOTE_ERROR"
     with pytest.raises(LinkError, match="NCCL says REMOTE_ERROR"):

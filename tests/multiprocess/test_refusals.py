@@ -65,7 +65,7 @@ def stream_on_unlike_cpus(folder: Path, plan: str, integrity: str) -> list[str]:
     with kept_port() as port:
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", STREAM, str(folder), plan],
+                [sys.executable, "-X", "faulthandler", "-c", STREAM, str(folder), plan],
                 env=os.environ
                 | DEFAULTS
                 | {
@@ -84,7 +84,8 @@ def stream_on_unlike_cpus(folder: Path, plan: str, integrity: str) -> list[str]:
             for rank in range(num_ranks)
         ]
         said = [process.communicate(timeout=100)[0] for process in processes]
-    assert not [process.returncode for process in processes if process.returncode < 0]
+    for process, each in zip(processes, said, strict=True):
+        assert process.returncode >= 0, f"ended by a signal: {process.returncode}\n{each}"
     return [each.strip().splitlines()[-1] for each in said]
 
 
