@@ -195,9 +195,11 @@ class Rank:
 
     def leave(self) -> None:
         """Release the groups, if there are any. Idempotent."""
-        if self._world is not None:
-            self._world.leave()
-        self._instruments.watchdog.stop()
+        try:
+            if self._world is not None:
+                self._world.leave()
+        finally:
+            self._instruments.watchdog.stop()
 
     def _compare_settings(self) -> None:
         """Raises ParityError on every rank when one would compute differently."""

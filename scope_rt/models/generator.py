@@ -279,7 +279,7 @@ class ChunkGenerator:
         self._note(f"text values of layer {layer}", lambda: self._text[layer].v)
 
     def _note_modulation(self, timestep: float) -> None:
-        name = f"modulation of timestep {timestep:g}"
+        name = f"modulation of timestep {timestep:.17g}"
         self._note(f"{name}, layers", lambda: self._modulations[timestep].layers)
         self._note(f"{name}, head", lambda: self._modulations[timestep].head)
 
