@@ -15,7 +15,10 @@ from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.control.unverified import Unverified
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record.log_index import LogIndex
+from scope_rt.record.progress import StreamProgress
+from scope_rt.record.reader import read_progress
+from scope_rt.record.runs import Runs
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity
 from scope_rt.record.stream_log import Log, NullLog, StreamLog
 from scope_rt.stream_identity import identity, opened
@@ -28,7 +31,7 @@ class Resumed:
     """The stream that an earlier process left: its log and where it is resumed."""
 
     log: Path
-    history: StreamHistory
+    progress: StreamProgress
     point: ResumePoint
     log_offset: int
     is_cut: bool
@@ -37,11 +40,9 @@ class Resumed:
     """What rank0 was lost before it could retract."""
 
     @property
-    def shown(self) -> list[tuple[int, int]]:
-        """The chunks before the resume point that its consumer was given: index and epoch."""
-        num = self.point.num_acknowledged + len(self.point.pending)
-        finished = [(index, each.cache_epoch) for index, each in self.history.finished.items()]
-        return finished[max(0, len(finished) - num) :]
+    def shown(self) -> Runs:
+        """The chunks before the resume point that its consumer was given, with their epochs."""
+        return self.progress.shown.newest(self.point.num_acknowledged + len(self.point.pending))
 
 
 class Recovery:
@@ -111,9 +112,9 @@ class Recovery:
         return None if self.resumed is None else self.resumed.point
 
     @property
-    def shown_before(self) -> list[tuple[int, int]]:
-        """The chunks that earlier processes showed of this stream: index and epoch."""
-        return [] if self.resumed is None else self.resumed.shown
+    def shown_before(self) -> Runs:
+        """The chunks that earlier processes showed of this stream, with their epochs."""
+        return Runs() if self.resumed is None else self.resumed.shown
 
     @property
     def resume_points(self) -> ResumePoints | None:
@@ -131,8 +132,8 @@ class Recovery:
     def records_latents(self) -> bool:
         """Whether this session's chunks are logged with their latents: a resumed log continues as
         it began."""
-        finished = [] if self.resumed is None else self.resumed.history.finished.values()
-        return self._config.record_latents or any(record.latents for record in finished)
+        held_before = self.resumed is not None and self.resumed.progress.holds_latents
+        return self._config.record_latents or held_before
 
     def open_log(self) -> None:
         """Begin the log anew, or continue that of the stream to resume; then say who opened it.
@@ -140,7 +141,7 @@ class Recovery:
         Raises:
             UserInputError: the file cannot be written or resumed, another process writes it, or an
                 earlier stream would be lost.
-            SnapshotError: an earlier snapshot cannot be removed.
+            SnapshotError: an earlier snapshot cannot be removed, or a cut cannot be saved.
         """
         if self._config.log is None:
             return
@@ -155,10 +156,13 @@ class Recovery:
         )
         if resumed is None and self._store is not None:
             self._store.clear()  # not before: what is refused leaves it as it was
+        if resumed is not None and resumed.unsaid is not None:
+            # Before the cut is saved: whoever is killed in between finds it, and cuts there again.
+            self._log.append(retracted_record(resumed.unsaid))
+            if self._log.failure is not None:
+                raise UserInputError(self._log.failure)
         if resumed is not None and resumed.is_cut and self.resume_points is not None:
             self.resume_points.save(resumed.point, log_offset=self._log.offset)
-        if resumed is not None and resumed.unsaid is not None:
-            self._log.append(retracted_record(resumed.unsaid))
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
         broken = self._instruments.broken_on_purpose
         self._log.append(opened(self._setup, resumed_at_chunk=next_chunk, broken_on_purpose=broken))
@@ -188,7 +192,7 @@ class Recovery:
         if self._setup.environment.attempt or (store is not None and self._config.resume):
             return
         # A crash may come between the first chunk and its snapshot: that is no stream to keep.
-        num_chunks = len(read_history(log).finished)
+        num_chunks = len(read_progress(log).shown)
         if num_chunks > (0 if store is None else 1):
             raise UserInputError(
                 f"stream log {log}: is there already, of a stream of {num_chunks} chunks without a "
@@ -212,63 +216,60 @@ class Recovery:
         folder = self._store.folder
         check_identity(header, identity(self._setup), folder=folder)
         self._check_latents(point, folder)
-        log = self._log_to_resume(Path(header.log))
-        history = read_history(log)
-        if not history.openings:
+        path = self._log_to_resume(Path(header.log))
+        log = LogIndex(path)
+        progress = log.progress
+        if not progress.num_starts:
             raise UserInputError(
-                f"the log {log} of the stream to resume is gone; to start anew, delete {folder}"
+                f"the log {path} of the stream to resume is gone; to start anew, delete {folder}"
             )
-        if self._setup.verifies and (differs := difference(point, history)):
+        if self._setup.verifies and (differs := difference(point, log)):
             raise UserInputError(
-                f"the snapshot {folder} is not of the stream in {log} ({differs}); to start anew, "
-                f"delete {folder} and {log}"
+                f"the snapshot {folder} is not of the stream in {path} ({differs}); to start anew, "
+                f"delete {folder} and {path}"
             )
-        events = history.scheduled
-        later = [
-            self._directive_of(e, log) for e in events if e.chunk_index >= point.first_scheduled
-        ]
-        point = point.with_schedule(later)
+        point = point.with_schedule(
+            self._directive_of(each, path)
+            for each in progress.scheduled
+            if each.chunk_index >= point.first_scheduled
+        )
+        # A process that was killed before it saved where the stream continues without them.
         next_chunk = point.counts.next_chunk_index
-        if history.is_suspect(next_chunk=next_chunk, log_offset=header.log_offset):
-            raise UserInputError(
-                f"the snapshot {folder} has chunks that were retracted after it was saved, and "
-                f"nothing is made from those; to start anew, delete {folder} and {log}"
-            )
+        cut_at = progress.first_suspect(next_chunk=next_chunk, log_offset=header.log_offset)
         unsaid = None
-        if self._setup.environment.wrong_is_unsaid and not history.has_retracted:
-            first = history.first_made
-            unsaid = _retraction_from(first, history)
-            history.retractions += [] if unsaid is None else [unsaid]
-            num_shown = sum(first <= index < next_chunk for index in history.finished)
-            point = point.cut_before(first, num_shown=num_shown, epoch=history.last_epoch)
-            next_chunk = first
+        if self._setup.environment.wrong_is_unsaid and not progress.has_retracted:
+            first = progress.first_made
+            unsaid = _retraction_from(first, progress.shown)
+            progress.retractions += [] if unsaid is None else [unsaid]
+            cut_at = first if cut_at is None else min(first, cut_at)
+        if cut_at is not None:
+            num_shown = len(progress.shown.between(cut_at, next_chunk))
+            point = point.cut_before(cut_at, num_shown=num_shown, epoch=progress.last_epoch)
         is_cut = point.is_cut
         if is_cut:
-            point = self._after_cut(point, history, log)
-        history.forget(next_chunk)
+            point = self._after_cut(point, log)
+        progress.forget(point.counts.next_chunk_index)
         return Resumed(
-            log=log,
-            history=history,
+            log=path,
+            progress=progress,
             point=point,
             log_offset=header.log_offset,
             is_cut=is_cut,
             unsaid=unsaid,
         )
 
-    def _after_cut(self, point: ResumePoint, history: StreamHistory, log: Path) -> ResumePoint:
+    def _after_cut(self, point: ResumePoint, log: LogIndex) -> ResumePoint:
         """The point with what the log says was in effect at its cut, and asked for from there on.
 
         Raises:
             UserInputError: a prompt has other embeddings than it had.
         """
-        first = point.counts.next_chunk_index
-        before = [each for each in history.controls if each.chunk_index < first]
-        prompts = [each for each in before if each.embeds_sha256]
-        conditioning = None
-        if prompts:
-            conditioning = self._directive_of(prompts[-1], log).directive.conditioning
-        again = [each for each in history.controls if each.chunk_index >= first]
-        return point.after_cut(conditioning, [self._directive_of(each, log) for each in again])
+        first, conditioning = point.counts.next_chunk_index, None
+        prompt = log.newest_prompt(before=first)
+        if prompt is not None:
+            conditioning = self._directive_of(prompt, log.path).directive.conditioning
+        again = [self._directive_of(each, log.path) for each in log.controls_from(first)]
+        return point.after_cut(conditioning, again)
 
     def _check_latents(self, point: ResumePoint, folder: Path) -> None:
         """Refuse latents that changed in memory before they were saved."""
@@ -332,12 +333,10 @@ class Recovery:
 def _allow() -> None: ...
 
 
-def _retraction_from(first: int, history: StreamHistory) -> Retraction | None:
+def _retraction_from(first: int, shown: Runs) -> Retraction | None:
     """Of all chunks from there on: what was found, and how old it may be, was told to nobody."""
-    shown = [(index, each.cache_epoch) for index, each in sorted(history.finished.items())]
-    end = shown[-1][0] + 1 if shown else 0
     reason = "a rank ended by an error of integrity, and rank0 was lost before it said which"
-    return Unverified(1, next_chunk=end, shown=shown).retract(first, reason)
+    return Unverified(1, next_chunk=shown.last[0] + 1, shown=shown).retract(first, reason)
 
 
 def _knows_its_run(environment: LaunchEnvironment) -> bool:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_records import Closed, Scheduled
+from scope_contracts.log_records import Closed, Durable, Scheduled, Segment
 from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
@@ -29,9 +29,9 @@ from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import SeededNoise
-from scope_rt.record.reader import StreamHistory
+from scope_rt.record.reader import video_records
 from scope_rt.record.stream_log import Log, NullLog
-from scope_rt.recovery import Recovery
+from scope_rt.recovery import Recovery, Resumed
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.trace import Span, Trace
 
@@ -157,16 +157,21 @@ class StreamSession:
         return self._instruments.trace
 
     @property
-    def history(self) -> StreamHistory | None:
-        """What an earlier process logged of the stream, where this session resumed it."""
-        resumed = None if self._recovery is None else self._recovery.resumed
-        return None if resumed is None else resumed.history
+    def resumed(self) -> Resumed | None:
+        """What an earlier process left of the stream, where this session resumed it."""
+        return None if self._recovery is None else self._recovery.resumed
+
+    def earlier_video(self) -> Iterator[Segment | Durable]:
+        """What is whole of the video of a stream that was resumed, for a `VideoWriter` that
+        continues it; read from the stream's log."""
+        if self.resumed is None:
+            return iter(())
+        return video_records(self.resumed.log, self.resumed.progress)
 
     @property
     def resumed_at_chunk(self) -> int | None:
         """The first chunk that is planned anew, where this session resumed a stream."""
-        point = None if self._recovery is None else self._recovery.resume_point
-        return None if point is None else point.counts.next_chunk_index
+        return None if self.resumed is None else self.resumed.point.counts.next_chunk_index
 
     @property
     def retractions(self) -> tuple[Retraction, ...]:
@@ -176,13 +181,12 @@ class StreamSession:
         Whoever holds chunks from `resumed_at_chunk` on drops them, and counts only the others as
         acknowledged: they are made again, with the same indices and a later epoch.
         """
-        return () if self.history is None else tuple(self.history.retractions)
+        return () if self.resumed is None else tuple(self.resumed.progress.retractions)
 
     @property
     def num_acknowledged_before(self) -> int:
         """Chunks that the consumer had acknowledged at the resume point; it must hold them."""
-        point = None if self._recovery is None else self._recovery.resume_point
-        return 0 if point is None else point.num_acknowledged
+        return 0 if self.resumed is None else self.resumed.point.num_acknowledged
 
     @property
     def log(self) -> Log:

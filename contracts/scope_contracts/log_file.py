@@ -92,6 +92,14 @@ class LogReader:
             self.torn_bytes = self._num_bytes - start
             yield entry
 
+    def entry(self, start: int) -> Entry:
+        """The record that was read at byte `start`; raises `WireError` where it is gone."""
+        self._num_bytes = self._file.seek(0, os.SEEK_END)
+        entry = self._entry(start)
+        if entry is None:
+            raise WireError(f"byte {start}: the log became shorter")
+        return entry
+
     def blob(self, entry: Entry) -> bytes:
         """The bytes that follow the record of `entry`, wherever that was read.
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Scheduled
-from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record.progress import StreamProgress
+from scope_rt.record.reader import read_progress
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore
 from scope_rt.session import scheduled_record
 from scope_runners.job import OutputFiles, StreamJob
@@ -14,13 +15,13 @@ from scope_runners.wording import counted
 
 
 def check_nothing_is_lost(
-    job: StreamJob, *, resumes: bool, history: StreamHistory | None = None
+    job: StreamJob, *, resumes: bool, progress: StreamProgress | None = None
 ) -> None:
     """Refuse to replace a stream that can be resumed, or by `--resume` a finished video.
 
     Args:
         resumes: whether the stream that is there will be resumed.
-        history: what its log tells, for who has read that already.
+        progress: how far it is by its log, for who has read that already.
 
     Raises:
         UserInputError: naming what to change, also where `--resume` means another stream.
@@ -28,11 +29,11 @@ def check_nothing_is_lost(
     files, header = job.files, SnapshotStore(job.files.snapshot).header()
     _check_no_earlier_version(files)
     log = _log_of(files, header)
-    if history is None:
-        history = read_history(log)
-    num_chunks = len(history.durable if header is None else history.finished)
+    if progress is None:
+        progress = read_progress(log)
+    num_chunks = len(progress.encoded if header is None else progress.shown)
     chunks = counted(num_chunks, "chunk")
-    if is_finished(history, header, files):
+    if is_finished(progress, header, files):
         concludes = resumes and header is not None and num_chunks >= job.timeline.num_chunks
         if (resumes or job.request.resume) and not concludes:
             raise UserInputError(
@@ -50,7 +51,7 @@ def check_nothing_is_lost(
             f"start anew, delete {files.snapshot} and {log}"
         )
     if resumes and header is not None:
-        check_same_stream(history, job, log)
+        check_same_stream(progress, job, log)
         _check_same_record(files, log)
     else:
         check_record_is_new(job)
@@ -68,7 +69,7 @@ def check_record_is_new(job: StreamJob) -> None:
     record, is_restart = job.files.record, job.setup.environment.attempt > 0
     if record is None or not record.exists() or not record.stat().st_size:
         return
-    if not (is_restart and len(read_history(record).finished) < 2):
+    if not (is_restart and len(read_progress(record).shown) < 2):
         raise UserInputError(
             f"--record {record} is there already; choose another file, or delete it"
         )
@@ -85,21 +86,23 @@ def _check_no_earlier_version(files: OutputFiles) -> None:
             )
 
 
-def is_finished(history: StreamHistory, header: SnapshotHeader | None, files: OutputFiles) -> bool:
+def is_finished(
+    progress: StreamProgress, header: SnapshotHeader | None, files: OutputFiles
+) -> bool:
     """Whether the video is whole under its own name, though its process may have left more."""
-    is_all_there_is = history.begun is None and header is None
-    return files.video.exists() and (is_all_there_is or history.is_published)
+    is_all_there_is = progress.begun is None and header is None
+    return files.video.exists() and (is_all_there_is or progress.is_published)
 
 
-def check_same_stream(history: StreamHistory, job: StreamJob, log: Path) -> None:
+def check_same_stream(progress: StreamProgress, job: StreamJob, log: Path) -> None:
     """Refuse to resume a stream that another request began; `--seconds` may change.
 
     Raises:
         UserInputError: naming the flag that differs.
     """
-    if history.begun is None:
+    if progress.begun is None:
         return
-    theirs = _asked_for(history.begun.prompt, history.scheduled)
+    theirs = _asked_for(progress.begun.prompt, progress.scheduled)
     timeline = job.timeline
     events = [scheduled_record(event) for event in (*timeline.events, *timeline.later)]
     ours = _asked_for(job.request.prompt, events)
@@ -125,8 +128,8 @@ def say_how_to_resume(job: StreamJob) -> None:
     files, header = job.files, SnapshotStore(job.files.snapshot).header()
     if header is None:
         return
-    history = read_history(_log_of(files, header))
-    if history.finished and not is_finished(history, header, files):
+    progress = read_progress(_log_of(files, header))
+    if progress.shown and not is_finished(progress, header, files):
         print(f"scope-rt: {files.video} is unfinished; add --resume to resume it", file=sys.stderr)
 
 

@@ -25,12 +25,13 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
 from scope_rt.file_digest import FileDigest
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.record.reader import StreamHistory
+from scope_rt.record.progress import StreamProgress
 from scope_rt.record.snapshot import SnapshotStore, look
 from scope_rt.record.stream_log import Log
 from scope_rt.session import StreamSession
 from scope_rt.trace import Span, write_chrome_trace
 from scope_rt.video.writer import VideoWriter
+from scope_runners.earlier_chunks import earlier_chunks
 from scope_runners.exit_codes import FAILED, RETRACTED
 from scope_runners.job import OutputFiles, StreamJob, check_no_shared_names
 from scope_runners.launcher import Progress
@@ -46,9 +47,9 @@ from scope_runners.wording import counted, retracted_chunks
 class _Ledger:
     """The stream's log, and how long encoding each chunk took, whatever becomes of the log."""
 
-    def __init__(self, log: Log, history: StreamHistory) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self.encode_ms = {index: done.encode_ms for index, done in history.durable.items()}
+        self.encode_ms: dict[int, float] = {}
 
     def append(self, record: Segment | Durable | Published) -> None:
         """What the video's writer has to tell."""
@@ -62,14 +63,16 @@ class _Stage:
 
     def __init__(self, job: StreamJob, session: StreamSession) -> None:
         self.files, self.resumes = job.files, session.resumed_at_chunk is not None
-        check_nothing_is_lost(job, resumes=self.resumes, history=session.history)
-        history = session.history or StreamHistory()
-        self.num_starts = history.num_starts
+        self._resumed = resumed = session.resumed
+        logged = None if resumed is None else resumed.progress
+        check_nothing_is_lost(job, resumes=self.resumes, progress=logged)
+        progress = logged or StreamProgress()
+        self.num_starts = progress.num_starts
         """Processes that had this stream before this one."""
         is_verified = job.setup.config.integrity.level is not IntegrityLevel.OFF
-        self.num_unverified = history.num_unverified(job.setup.verify_within) * is_verified
+        self.num_unverified = progress.num_unverified(job.setup.verify_within) * is_verified
         """Chunks that lost ranks made of what nobody can verify any more."""
-        self.published = history.published if self.files.video.exists() else None
+        self.published = progress.published if self.files.video.exists() else None
         """The video, where an earlier process was ended between joining it and its own end."""
         if self.published and (damage := check_written(self.files.video, self.published)):
             raise UserInputError(
@@ -77,7 +80,8 @@ class _Stage:
                 "back, or choose another --out and make it anew"
             )
         way_out = f"to start anew, delete {self.files.snapshot} and leave --resume out"
-        num_there = len(history.durable)
+        self.num_before = num_there = len(progress.encoded)
+        """Chunks that earlier processes brought into the video."""
         if num_there < session.num_acknowledged_before and self.published is None:
             raise UserInputError(
                 f"{self.files.video}: the resume point is after "
@@ -85,7 +89,7 @@ class _Stage:
                 f"{way_out}"
             )
         self.log = session.take_log()
-        self._ledger = _Ledger(self.log, history)
+        self._ledger = _Ledger(self.log)
         try:
             check_no_shared_names(self.files)  # again: one may have begun meanwhile
             self.writer = VideoWriter(
@@ -95,7 +99,7 @@ class _Stage:
                 fps=job.setup.recipe.fps,
                 trace=session.trace,
                 ledger=self._ledger,
-                earlier=[] if self.published else history.video,
+                earlier=() if self.published else session.earlier_video(),
                 keep_on_error=True,
             )
         except ScopeError as error:
@@ -103,27 +107,35 @@ class _Stage:
             if not (self.resumes and isinstance(error, UserInputError)):
                 raise
             raise UserInputError(f"{error}; {way_out}") from error
-        self.chunks = {
-            index: ChunkRecord.logged(history.finished[index])
-            for index in sorted(history.durable.keys() & history.finished.keys())
-        }
-        self.num_before = len(self.chunks)
+        self._chunks: dict[int, ChunkRecord] = {}
         self.retractions = list(session.retractions)
         """Chunks that were shown and may have been wrong. The video of a resumed stream has none
         of them: it ends before them, and those made again follow."""
         self.first_frame_s: float | None = None
 
+    @property
+    def num_chunks(self) -> int:
+        """Chunks in the video, earlier processes' too."""
+        return self.num_before + len(self._chunks)
+
     def show(self, chunk: Chunk) -> None:
         """Tell of a chunk and write it."""
         if self.first_frame_s is None:
             self.first_frame_s = time.perf_counter()
-        self.chunks[chunk.chunk_index] = ChunkRecord.of(chunk)
+        self._chunks[chunk.chunk_index] = ChunkRecord.of(chunk)
         self.writer.write(chunk.frames, chunk_index=chunk.chunk_index, crc32=chunk.frames_crc32)
 
     def records(self) -> list[ChunkRecord]:
-        """All chunks that are in the video, an earlier process's too."""
+        """All chunks that are in the video, earlier processes' too, which their log tells.
+
+        Raises:
+            UserInputError: that log cannot be read any more.
+        """
         encode_ms = self._ledger.encode_ms
-        return [chunk.encoded(encode_ms[index]) for index, chunk in self.chunks.items()]
+        made = [chunk.encoded(encode_ms[index]) for index, chunk in self._chunks.items()]
+        if self._resumed is None:
+            return made
+        return [*earlier_chunks(self._resumed.log, self._resumed.progress), *made]
 
     def forget(self) -> None:
         """Nobody will resume this stream: first goes what makes a process do so."""
@@ -209,7 +221,7 @@ def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
         with stage.writer:
             try:
                 failure, spans = _play(run)
-                if failure is not None and not stage.chunks:
+                if failure is not None and not stage.num_chunks:
                     if not stage.resumes:
                         stage.abort()
                     raise failure
@@ -222,7 +234,7 @@ def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
                     say_how_to_resume(job)
                 return 128 + (stop.signum or signal.SIGINT)
             except Exception as error:
-                if not (stage.chunks or stage.resumes or run.will_start_again(error)):
+                if not (stage.num_chunks or stage.resumes or run.will_start_again(error)):
                     stage.forget()
                 raise
 
@@ -269,7 +281,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
     job, stage, stop = run.job, run.stage, run.stop
     # An error of integrity may come with the last chunk: a resumed stream makes it again.
     is_wrong = isinstance(failure, IntegrityError) and not isinstance(failure, DamageError)
-    complete = len(stage.chunks) >= job.timeline.num_chunks and not is_wrong
+    complete = stage.num_chunks >= job.timeline.num_chunks and not is_wrong
     keep = not complete and (failure is not None or run.will_resume)
     stage.writer.close(keep=keep)
     cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED

@@ -7,7 +7,7 @@ what is saved is verified: chunks that were handed out and are not are retracted
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from scope_rt.control.unverified import Unverified
 from scope_rt.control.verified_inbox import VerifiedInbox
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
+from scope_rt.record.runs import Runs
 from scope_rt.record.stream_log import Log
 from scope_rt.tensors import bytes_of
 from scope_rt.vae.codec import StreamingDecoder
@@ -59,13 +60,13 @@ class StreamLoop:
         instruments: Instruments,
         resume_points: ResumePoints | None = None,
         resumed: ResumePoint | None = None,
-        shown_before: Iterable[tuple[int, int]] = (),
+        shown_before: Runs | None = None,
     ) -> None:
         """`num_tail_frames` latent frames before the oldest pending chunk rebuild decoder and
         context. Without `resume_points` nobody can resume this stream.
 
-        `shown_before` are the chunks of the resumed stream before its resume point: index and
-        epoch."""
+        `shown_before` are the chunks of the resumed stream before its resume point, with their
+        epochs."""
         verifies = stages.values is not None
         self.inbox = VerifiedInbox(instruments) if verifies else ControlInbox()
         self._stages, self._decoder, self._instruments = stages, decoder, instruments

@@ -9,39 +9,39 @@ from collections.abc import Iterator
 from scope_contracts.log_records import Control
 from scope_rt.control.log_entries import recorded_transition
 from scope_rt.control.resume_point import ResumePoint
-from scope_rt.record.reader import StreamHistory
+from scope_rt.record.log_index import LogIndex
 from scope_rt.tensors import sha256_of
 
 Told = tuple[str, object, object]
 """What is told of twice: its name, what the point says, and what the log says."""
 
 
-def difference(point: ResumePoint, history: StreamHistory) -> str:
+def difference(point: ResumePoint, log: LogIndex) -> str:
     """What `point` says otherwise than the log, in a few words; empty where that is nothing."""
-    for what, saved, logged in _told(point, history):
+    for what, saved, logged in _told(point, log):
         if saved != logged:
             return f"{what}: saved is {saved}, logged {logged}"
     return ""
 
 
-def _told(point: ResumePoint, history: StreamHistory) -> Iterator[Told]:
-    end = point.counts.next_chunk_index
-    shown = sorted(index for index in history.finished if index < end)
-    of_this = [index for index in shown if index >= history.begun_at]
+def _told(point: ResumePoint, log: LogIndex) -> Iterator[Told]:
+    end, progress = point.counts.next_chunk_index, log.progress
+    of_this = progress.shown.between(progress.begun_at, end)
     yield "chunks shown", point.num_acknowledged + len(point.pending), len(of_this)
     pending = [each.envelope.chunk_index for each in point.pending]
-    yield "pending chunks", pending, of_this[len(of_this) - len(pending) :]
+    newest = of_this.newest(len(pending))
+    yield "pending chunks", pending, [index for index, _ in newest]
     saved = [chunk.latents_sha256[:12] for chunk in point.tail.chunks]
-    newest = shown[len(shown) - len(saved) :]
-    yield "latents", saved, [history.finished[index].latents_sha256[:12] for index in newest]
+    logged = log.newest_finished(len(saved), before=end)
+    yield "latents", saved, [each.latents_sha256[:12] for each in logged]
     # A cut that is still to come has no text in the point, and an epoch above all before it.
     cuts = any(each.chunk_index == end and each.directive.hard_cut for each in point.asked_again)
     if cuts or point.is_cut or not of_this:
         return
-    yield "epoch", point.counts.cache_epoch, history.envelopes[end - 1].cache_epoch
-    asked = [each for each in history.controls if each.chunk_index < end and each.embeds_sha256]
-    if asked:
-        yield from _text_told(point, asked[-1])
+    yield "epoch", point.counts.cache_epoch, progress.planned.number_of(end - 1)
+    asked = log.newest_prompt(before=end)
+    if asked is not None:
+        yield from _text_told(point, asked)
 
 
 def _text_told(point: ResumePoint, asked: Control) -> Iterator[Told]:

@@ -7,38 +7,23 @@ memory or settings is none of an earlier process: every process verifies what it
 find, such as a wrong kernel, may be older than this process.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from scope_contracts.retraction import Retraction
-
-
-@dataclass(slots=True)
-class _Run:
-    """Chunks in a row, of one epoch."""
-
-    first: int
-    last: int
-    epoch: int
+from scope_rt.record.runs import Runs
 
 
 class Unverified:
-    """The chunks that were shown, of a stream of any length: cuts take room, chunks do not."""
+    """The chunks that were shown, of a stream of any length."""
 
-    def __init__(
-        self, within: int, *, next_chunk: int, shown: Iterable[tuple[int, int]] = ()
-    ) -> None:
+    def __init__(self, within: int, *, next_chunk: int, shown: Runs | None = None) -> None:
         """`within` is M, in chunks; this process makes `next_chunk` first.
 
-        `shown` are the chunks of this stream that earlier processes showed: index and epoch.
+        `shown` are the chunks of this stream that earlier processes showed, with their epochs.
         """
         self._within, self._first_made = within, next_chunk
         self._last = next_chunk - 1
         self._retracted_from: int | None = None
-        self._runs: list[_Run] = []
-        for index, epoch in shown:
-            self._add(index, epoch)
-        self._begun_at = self._runs[0].first if self._runs else next_chunk
+        self._shown = shown or Runs()
+        self._begun_at = self._shown.first[0] if self._shown else next_chunk
 
     def begin(self, next_chunk: int) -> None:
         """Another stream begins: chunks of the one before are not planned again."""
@@ -46,7 +31,7 @@ class Unverified:
 
     def add_shown(self, chunk_index: int, cache_epoch: int) -> None:
         """A chunk was decoded for the consumer, and nothing was found wrong with it."""
-        self._add(chunk_index, cache_epoch)
+        self._shown.add(chunk_index, cache_epoch)
         self._last = chunk_index
 
     def first_suspect(self, suspect_from: int | None) -> int:
@@ -72,15 +57,17 @@ class Unverified:
         """Of the chunks that were shown from there on; None where there are none, or where all of
         them were retracted before."""
         end = self._last + 1 if self._retracted_from is None else self._retracted_from
-        runs = self._between(first_suspect, end)
+        suspect = self._shown.between(first_suspect, end)
         self._retracted_from = min(first_suspect, end)
-        if not runs:
+        if not suspect:
             return None
+        first_chunk, first_epoch = suspect.first
+        last_chunk, last_epoch = suspect.last
         return Retraction(
-            first_chunk=runs[0].first,
-            last_chunk=runs[-1].last,
-            first_epoch=runs[0].epoch,
-            last_epoch=runs[-1].epoch,
+            first_chunk=first_chunk,
+            last_chunk=last_chunk,
+            first_epoch=first_epoch,
+            last_epoch=last_epoch,
             reason=reason,
         )
 
@@ -90,19 +77,4 @@ class Unverified:
         if retracted is None:
             return max(self._last + 1, self._begun_at), 0
         cut = max(retracted.first_chunk, self._begun_at)
-        runs = self._between(cut, retracted.last_chunk + 1)
-        return cut, sum(run.last - run.first + 1 for run in runs)
-
-    def _add(self, index: int, epoch: int) -> None:
-        newest = self._runs[-1] if self._runs else None
-        if newest is not None and (newest.last + 1, newest.epoch) == (index, epoch):
-            newest.last = index
-        else:
-            self._runs.append(_Run(index, index, epoch))
-
-    def _between(self, first: int, end: int) -> list[_Run]:
-        """What was shown of chunks `first` to `end` - 1."""
-        clipped = (
-            _Run(max(run.first, first), min(run.last, end - 1), run.epoch) for run in self._runs
-        )
-        return [run for run in clipped if run.first <= run.last]
+        return cut, len(self._shown.between(cut, retracted.last_chunk + 1))

@@ -1,21 +1,19 @@
 """The only place that knows how far a stream is: its log, read as the one stream that was seen.
 
-A stream that is resumed at a chunk plans that chunk and all after it again, with what was asked for
-there. What was logged about them before is then no part of the stream, only a count of lost work.
-Needs no PyTorch.
+Who resumes a stream keeps its `StreamProgress`; who tells of one reads its `StreamHistory`, which
+is as large as the log. Needs no PyTorch.
 """
 
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from scope_contracts.envelope import PPEnvelope
 from scope_contracts.errors import ContractError, UserInputError, WireError
 from scope_contracts.log_file import MAGIC, Entry, LogReader, refuse_special
 from scope_contracts.log_records import (
-    Begun,
-    Closed,
     Control,
     Dropped,
     Durable,
@@ -23,14 +21,12 @@ from scope_contracts.log_records import (
     Finished,
     Opened,
     Planned,
-    Published,
     Record,
-    Retracted,
-    Scheduled,
     Segment,
 )
-from scope_contracts.retraction import Retraction
-from scope_rt.file_digest import FileDigest
+from scope_rt.record.progress import StreamProgress
+
+Progress = TypeVar("Progress", bound=StreamProgress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,59 +39,22 @@ class Restart:
     """What failed since the start before it; where a process was killed, nothing could be told."""
 
 
-@dataclass(slots=True)
-class StreamHistory:
-    """What a log tells; chunks by their index, in order."""
+@dataclass
+class StreamHistory(StreamProgress):
+    """All that a log tells, for who looks at a stream chunk by chunk; chunks by index, in order."""
 
     openings: list[Opened] = field(default_factory=list)
-    begun: Begun | None = None
-    """What was asked for last; `scheduled` belongs to it."""
-    scheduled: list[Scheduled] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
     envelopes: dict[int, PPEnvelope] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
     dropped: dict[int, Dropped] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     durable: dict[int, Durable] = field(default_factory=dict)
-    published: FileDigest | None = None
-    """What the joined video held when it was given its name."""
-    retractions: list[Retraction] = field(default_factory=list)
-    """Chunks that were shown and may be wrong; a restart since has made them again."""
     failures: list[Failed] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     num_lost: int = 0
     """Chunks planned before a restart and again after it."""
-    closed: bool = False
-    num_bytes: int = 0
-    """Of whole records."""
-    torn_bytes: int = 0
-    has_retracted: bool = False
-    """Whether the last start has."""
-    damage: ContractError | None = None
-    """Why nothing after the last record could be read, where no crash explains it."""
     _last_at_s: float = 0.0
-    _begun_at: int = 0
-    _num_made: int = 0
-    """Chunks that the last start has shown; 0 once all of them were verified or retracted."""
-    _cut_short: list[int] = field(default_factory=list)
-    """The same of each start before that."""
-    _retracted_at: int = 0
-    """The byte at which the newest retraction begins."""
-
-    @property
-    def num_starts(self) -> int:
-        """Sessions that began the stream or resumed it."""
-        return len(self.openings)
-
-    @property
-    def is_published(self) -> bool:
-        """Whether the whole video is under its own name."""
-        return self.published is not None
-
-    @property
-    def video(self) -> list[Segment | Durable]:
-        """What is whole of the video, for a writer that continues it."""
-        return [*self.segments, *self.durable.values()]
 
     @property
     def last_failures(self) -> list[Failed]:
@@ -109,89 +68,43 @@ class StreamHistory:
 
     def add(self, record: Record) -> None:
         """The next record."""
+        if isinstance(record, Opened) and self.openings:
+            first, gap_s = max(0, record.resumed_at_chunk), record.at_s - self._last_at_s
+            causes = tuple(self.last_failures)
+            self.restarts.append(Restart(chunk_index=first, gap_s=gap_s, causes=causes))
+        super().add(record)
         match record:
-            case Opened(resumed_at_chunk=index):
-                self.closed = False
-                self._cut_short.append(self._num_made)
-                self._num_made, self.has_retracted = 0, False
-                if self.openings:
-                    self._resume(index, gap_s=record.at_s - self._last_at_s)
+            case Opened():
                 self.openings.append(record)
-            case Begun():
-                self.begun, self.scheduled = record, []
-                self._begun_at = max(self.envelopes, default=-1) + 1
-            case Scheduled():
-                self.scheduled.append(record)
             case Control():
                 self.controls.append(record)
             case Planned(envelope=envelope):
                 self.envelopes[envelope.chunk_index] = envelope
             case Finished(chunk_index=index):
                 self.finished[index] = record
-                self._num_made += 1
             case Dropped(chunk_index=index):
                 self.dropped[index] = record
             case Segment():
                 self.segments.append(record)
             case Durable(chunk_index=index):
                 self.durable[index] = record
-            case Published():
-                self.published = FileDigest(num_bytes=record.num_bytes, blake2b=record.digest)
-            case Retracted(retraction=retraction):
-                self.retractions.append(retraction)
-                self._retracted_at = self.num_bytes
-                self._num_made, self.has_retracted = 0, True
             case Failed():
                 self.failures.append(record)
-            case Closed():
-                self.closed, self._num_made = True, 0
         self._last_at_s = record.at_s
-
-    @property
-    def begun_at(self) -> int:
-        """The first chunk of the stream that was asked for last."""
-        return self._begun_at
-
-    @property
-    def first_made(self) -> int:
-        """The first chunk of the last start that is of the stream asked for last."""
-        return max(0, self.openings[-1].resumed_at_chunk, self._begun_at)
-
-    @property
-    def last_epoch(self) -> int:
-        """The highest that was planned; -1 before the first chunk."""
-        return max((each.cache_epoch for each in self.envelopes.values()), default=-1)
-
-    def num_unverified(self, within: int) -> int:
-        """Chunks that are shown, and that a rank made less than `within` chunks before it was lost:
-        nobody can verify any more what it held."""
-        return sum(min(num, within - 1) for num in (*self._cut_short, self._num_made))
-
-    def is_suspect(self, *, next_chunk: int, log_offset: int) -> bool:
-        """Whether a snapshot before `next_chunk` and byte `log_offset` of the log has chunks that
-        were retracted after it was saved."""
-        if not self.retractions or self._retracted_at < log_offset:
-            return False
-        return self.retractions[-1].first_chunk < next_chunk
-
-    def is_retracted(self, chunk: Finished) -> bool:
-        """Whether this chunk may be wrong, and none was made in its place."""
-        return any(each.covers(chunk.chunk_index, chunk.cache_epoch) for each in self.retractions)
-
-    def _resume(self, first: int, *, gap_s: float) -> None:
-        """A stream that starts over forgets all."""
-        causes = tuple(self.last_failures)
-        self.restarts.append(Restart(chunk_index=max(0, first), gap_s=gap_s, causes=causes))
-        self.forget(first)
 
     def forget(self, first: int) -> None:
         """Forget the chunks from `first` on, which are planned again."""
+        super().forget(first)
         self.num_lost += sum(index >= first for index in self.envelopes)
         self.controls = [control for control in self.controls if control.chunk_index < first]
         self.envelopes = {i: envelope for i, envelope in self.envelopes.items() if i < first}
         self.finished = {i: record for i, record in self.finished.items() if i < first}
         self.dropped = {i: record for i, record in self.dropped.items() if i < first}
         self.durable = {i: record for i, record in self.durable.items() if i < first}
+
+    def is_retracted(self, chunk: Finished) -> bool:
+        """Whether this chunk may be wrong, and none was made in its place."""
+        return any(each.covers(chunk.chunk_index, chunk.cache_epoch) for each in self.retractions)
 
 
 def open_log(path: Path) -> BinaryIO:
@@ -223,14 +136,28 @@ def read_stream(reader: LogReader) -> tuple[StreamHistory, dict[int, Entry]]:
     Raises:
         ContractError: there is no whole record.
     """
-    history, places = _read(reader)
+    history, places = StreamHistory(), dict[int, Entry]()
+    for entry in _added(reader, history):
+        if isinstance(entry.record, Finished):
+            places[entry.record.chunk_index] = entry
     if not history.openings:
         raise history.damage or WireError("the recording has no whole record; nothing was kept")
-    return history, places
+    return history, {index: places[index] for index in history.finished}
 
 
 def read_history(path: Path) -> StreamHistory:
-    """How far the stream of a log is; nothing where there is no file, or no whole record in it.
+    """All that the log of a stream tells; raises as `read_entries`."""
+    return _read(path, StreamHistory())
+
+
+def read_progress(path: Path) -> StreamProgress:
+    """How far the stream of a log is; raises as `read_entries`."""
+    return _read(path, StreamProgress())
+
+
+def read_entries(path: Path, progress: StreamProgress) -> Iterator[Entry]:
+    """The records of a log in turn, each once it was added to `progress`; none where there is no
+    file, or no whole record in it.
 
     Latents are stepped over, not read.
 
@@ -241,29 +168,45 @@ def read_history(path: Path) -> StreamHistory:
     try:
         refuse_special(path)
         if not path.exists():
-            return StreamHistory()
+            return
     except OSError as error:
         raise UserInputError(
             f"stream log {path}: is no ordinary file, or unreadable ({error.strerror}); {way_out}"
         ) from error
     with open_log(path) as file:
-        history, _ = _read(LogReader(file, check_blobs=False))
-    if history.damage is not None:
+        yield from _added(LogReader(file, check_blobs=False), progress)
+    if progress.damage is not None:
         raise UserInputError(
-            f"stream log {path}: is damaged ({history.damage}); {way_out}"
-        ) from history.damage
-    return history
+            f"stream log {path}: is damaged ({progress.damage}); {way_out}"
+        ) from progress.damage
 
 
-def _read(reader: LogReader) -> tuple[StreamHistory, dict[int, Entry]]:
-    history, places = StreamHistory(), dict[int, Entry]()
+def video_records(path: Path, progress: StreamProgress) -> Iterator[Segment | Durable]:
+    """What is whole of the video by the log at `path`, for a writer that continues it.
+
+    `progress` is what was read there; raises as `read_entries`.
+    """
+    for entry in read_entries(path, StreamProgress()):
+        match entry.record:
+            case Segment():
+                yield entry.record
+            case Durable(chunk_index=index, segment=segment):
+                if progress.encoded.number_of(index) == segment:
+                    yield entry.record
+
+
+def _read(path: Path, progress: Progress) -> Progress:
+    for _ in read_entries(path, progress):
+        pass
+    return progress
+
+
+def _added(reader: LogReader, progress: StreamProgress) -> Iterator[Entry]:
     try:
         for entry in reader:
-            history.add(entry.record)
-            history.num_bytes = entry.end
-            if isinstance(entry.record, Finished):
-                places[entry.record.chunk_index] = entry
-        history.torn_bytes = reader.torn_bytes
+            progress.add(entry.record)
+            progress.num_bytes = entry.end
+            yield entry
+        progress.torn_bytes = reader.torn_bytes
     except ContractError as error:
-        history.damage = error
-    return history, {index: places[index] for index in history.finished}
+        progress.damage = error

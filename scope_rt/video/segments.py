@@ -12,7 +12,7 @@ counts from the moment its record is complete. What the ledger does not name is 
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -79,7 +79,7 @@ class VideoSegments:
         path.write_bytes(bytes(_MOST_HEADER_BYTES))
         return path
 
-    def load(self, earlier: Sequence[Segment | Durable | Published]) -> None:
+    def load(self, earlier: Iterable[Segment | Durable | Published]) -> None:
         """Take up the whole chunks of earlier writers: what their ledger says, in its order.
 
         Reads all their packets. Raises `UserInputError` if some are gone or others.
@@ -116,7 +116,7 @@ class VideoSegments:
             extradata=extradata.hex(),
         )
         for part in self._parts.values():
-            if part.chunks and part.format != _format(segment):
+            if part.has_chunks and part.format != _format(segment):
                 raise UserInputError(
                     f"output {self._target}: the video to resume is {part.format}, this one is "
                     f"{_format(segment)}"
@@ -155,7 +155,7 @@ class VideoSegments:
 
         Raises `OSError` or `av.FFmpegError`, leaving the target as it was.
         """
-        parts = [part for part in self._parts.values() if part.chunks]
+        parts = [part for part in self._parts.values() if part.has_chunks]
         partial = self._hidden(f"partial{self._target.suffix.lower()}")
         try:
             _join(parts, partial, fps=Fraction(parts[0].format[3]))
@@ -201,7 +201,7 @@ class VideoSegments:
         return max(self._parts, default=-1) + 1
 
     def _count(self, durable: Durable) -> None:
-        self._parts[durable.segment].chunks.append(durable)
+        self._parts[durable.segment].add(durable)
         self.num_frames += durable.num_frames
         self.num_chunks += 1
 

@@ -7,7 +7,7 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from fractions import Fraction
@@ -66,7 +66,7 @@ class VideoWriter:
         max_queued_chunks: int = 8,
         trace: Trace | None = None,
         ledger: SegmentLedger | None = None,
-        earlier: Sequence[Segment | Durable | Published] = (),
+        earlier: Iterable[Segment | Durable | Published] = (),
         keep_on_error: bool = False,
         stall_timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
@@ -105,11 +105,11 @@ class VideoWriter:
         self._ledger = MemoryLedger() if ledger is None else ledger
         self._segments = VideoSegments(path, self._ledger)
         with ExitStack() as on_error:
-            on_error.callback(self._segments.release if earlier else self._segments.remove)
-            if any(isinstance(record, Durable) for record in earlier):
-                self._segments.load(earlier)
-            else:
+            on_error.callback(self._segments.release)
+            self._segments.load(earlier)
+            if not self._segments.num_chunks:
                 self._segments.discard()
+                on_error.callback(self._segments.discard)
             self.earlier_chunks = self._segments.num_chunks
             """Whole chunks of earlier writers."""
             self.earlier_frames = self._segments.num_frames

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from scope_contracts.log_records import Begun
 from scope_rt.control.resume_point import ResumePoint
-from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record.progress import StreamProgress
+from scope_rt.record.reader import read_progress, video_records
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.recovery import SavedResumePoints
@@ -27,21 +28,27 @@ APART = 12.0
 def stream(folder: Path, report: Report) -> None:
     """Make a video as `scope-rt stream` does, or resume the one that is there."""
     video, path, store = folder / "a.mp4", folder / "a.scope", SnapshotStore(folder / "snapshot")
-    loaded, history = store.load(ResumePoint), read_history(path)
-    if history.is_published:
+    loaded, progress = store.load(ResumePoint), read_progress(path)
+    if progress.is_published:
         VideoWriter(video, width=1, height=1, scale=SIDE, fps=16).abort()  # what is left beside it
         store.clear()
         path.unlink()
         return
     if loaded is None:
-        history = StreamHistory()
+        progress = StreamProgress()
     header, point = loaded or (None, None)
     log = StreamLog(path, resume=header is not None, at_least=header.log_offset if header else 0)
     log.append(opened(resumed_at_chunk=header.next_chunk_index if header else -1))
     if header is None:
         log.append(Begun(at_s=0.0, prompt="p"))
     writer = VideoWriter(
-        video, width=1, height=1, scale=SIDE, fps=16, ledger=log, earlier=history.video
+        video,
+        width=1,
+        height=1,
+        scale=SIDE,
+        fps=16,
+        ledger=log,
+        earlier=video_records(path, progress),
     )
     loop = loop_over(
         MemoryMesh(),

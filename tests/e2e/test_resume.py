@@ -120,8 +120,8 @@ def test_a_resumed_session_says_where_it_is_and_what_the_consumer_has(
     with StreamSession(kept_in(tmp_path, folder, resume=True)) as session:
         assert session.resumed_at_chunk == 4
         assert session.num_acknowledged_before == 2
-        assert session.history is not None
-        assert sorted(session.history.finished) == [0, 1, 2, 3]
+        assert session.resumed is not None
+        assert list(session.resumed.progress.shown) == [(index, 0) for index in range(4)]
 
 
 def test_the_tail_is_as_long_as_decoder_and_context_need(folder: Path) -> None:

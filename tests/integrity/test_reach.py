@@ -21,6 +21,7 @@ from scope_rt.integrity.canary import Canary
 from scope_rt.mesh.reported import Failure
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.record.reader import read_history
+from scope_rt.record.runs import Runs
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.integrity.resumed_streams import (
     LOST,
@@ -182,7 +183,7 @@ def test_other_ranks_are_told_how_far_back() -> None:
 
 def shown_chunks(within: int) -> Unverified:
     """Chunks 0 to 9 of an earlier process and 10 to 29 of this one; 15 and 16 were dropped."""
-    unverified = Unverified(within, next_chunk=10, shown=[(index, 0) for index in range(10)])
+    unverified = Unverified(within, next_chunk=10, shown=Runs((index, 0) for index in range(10)))
     for index in range(10, 30):
         if index not in (15, 16):
             unverified.add_shown(index, int(index > 16))

@@ -15,7 +15,6 @@ from scope_contracts.errors import (
     IntegrityError,
     PeerLostError,
     ScopeError,
-    UserInputError,
 )
 from scope_contracts.log_file import Entry, LogReader
 from scope_contracts.log_records import Finished
@@ -141,8 +140,10 @@ def test_a_hard_cut_among_the_retracted_chunks_happens_again(tmp_path: Path) -> 
     assert epochs == [0] * 3 + [2] * 2 + [3] * (NUM_CHUNKS - 5)
 
 
-def test_a_snapshot_from_before_a_retraction_is_not_resumed(tmp_path: Path) -> None:
-    """As where the disk failed between the record and the snapshot."""
+def test_a_snapshot_from_before_a_retraction_continues_before_what_was_retracted(
+    tmp_path: Path,
+) -> None:
+    """As after a kill between the record and the snapshot."""
     real_save = SnapshotStore.save
     with pytest.MonkeyPatch.context() as patch:
 
@@ -151,9 +152,15 @@ def test_a_snapshot_from_before_a_retraction_is_not_resumed(tmp_path: Path) -> N
                 real_save(store, header, state)
 
         patch.setattr(SnapshotStore, "save", save)
-        broken(tmp_path, NAN)
-    with pytest.raises(UserInputError, match="has chunks that were retracted after it was saved"):
-        StreamSession(settings_in(tmp_path, resume=True))
+        shown, error = broken(tmp_path, NAN)
+    assert isinstance(error, IntegrityError)
+    header = SnapshotStore(tmp_path / "snapshot").header()
+    assert header is not None
+    assert header.next_chunk_index > 3
+    stream, first = continued(tmp_path, shown)
+    assert first == 3
+    assert as_shown(stream) == as_shown(clean(ScheduledEvent(chunk_index=3, hard_cut=True)))
+    assert read_history(tmp_path / "log").retractions == [error.retraction]
 
 
 def shown_until(place: Path, faults: Any) -> tuple[list[Chunk], ScopeError]:

@@ -3,16 +3,15 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
 from scope_contracts.log_records import Begun
-from scope_rt import recovery
-from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record import reader
+from scope_rt.record.reader import read_history
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.writer import VideoWriter
-from scope_runners import leftovers
 from scope_runners.job import OutputFiles
 from scope_runners.main import main
 from scope_runners.summary import STAGES
@@ -68,21 +67,21 @@ def test_what_to_delete_is_named_as_the_output_was(
     assert said.endswith("to start anew, delete .a.mp4.snapshot and .a.mp4.log")
 
 
-def test_the_log_of_a_resumed_stream_is_read_no_more_often_than_it_may_change(
+def test_the_log_of_a_resumed_stream_is_read_no_more_often_than_it_must(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the model is loaded, to refuse early, and when the session takes the stream up."""
-    out, read = tmp_path / "a.mp4", list[Path]()
+    """Before the model is loaded, to refuse early; when the session takes the stream up; for the
+    video's writer, and for the summary, neither of which keeps what it read."""
+    out, read, open_log = tmp_path / "a.mp4", list[Path](), reader.open_log
     lose_the_link_after(1, out)
 
-    def counted(path: Path) -> StreamHistory:
+    def counted(path: Path) -> BinaryIO:
         read.append(path)
-        return read_history(path)
+        return open_log(path)
 
-    monkeypatch.setattr(leftovers, "read_history", counted)
-    monkeypatch.setattr(recovery, "read_history", counted)
+    monkeypatch.setattr(reader, "open_log", counted)
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    assert read == [OutputFiles(out, None).hidden_log] * 2
+    assert read == [OutputFiles(out, None).hidden_log] * 4
 
 
 def test_forgetting_to_resume_loses_no_stream(

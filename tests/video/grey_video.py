@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.errors import UserInputError
-from scope_rt.record.reader import StreamHistory, read_history
+from scope_rt.record.progress import StreamProgress
+from scope_rt.record.reader import read_progress, video_records
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.writer import VideoWriter
 from tests.stream_logs import opened
@@ -56,15 +57,17 @@ class LoggedWriter(VideoWriter):
     """A writer whose ledger is a stream's log, which outlives it; a new one continues there."""
 
     def __init__(self, path: Path, *, resume: bool = True, **changes: Any) -> None:
-        history = read_history(log_of(path)) if resume else StreamHistory()
-        if history.is_published:
-            history = StreamHistory()
-        self.log = StreamLog(log_of(path), resume=bool(history.openings))
-        if not history.openings:
+        log = log_of(path)
+        progress = read_progress(log) if resume else StreamProgress()
+        if progress.is_published:
+            progress = StreamProgress()
+        self.log = StreamLog(log, resume=bool(progress.num_starts))
+        if not progress.num_starts:
             self.log.append(opened())
         size: dict[str, Any] = {"width": SIDE, "height": SIDE, "fps": FPS}
         try:
-            super().__init__(path, ledger=self.log, earlier=history.video, **(size | changes))
+            earlier = video_records(log, progress)
+            super().__init__(path, ledger=self.log, earlier=earlier, **(size | changes))
         except UserInputError:
             self.log.close()
             raise
@@ -94,6 +97,6 @@ def finish(path: Path) -> list[int]:
     """Resume, write the chunks that are missing and return the numbers of all frames."""
     with writer_for(path) as writer:
         write_chunks(writer, len(CHUNK_SIZES))
-    assert read_history(log_of(path)).is_published
+    assert read_progress(log_of(path)).is_published
     assert list(path.parent.iterdir()) == [path]
     return frame_numbers(path)

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError, UserInputError
-from scope_rt.record.reader import read_history
+from scope_rt.record.reader import read_progress, video_records
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.writer import VideoWriter, check_recordable
@@ -49,10 +49,10 @@ def test_a_chunk_is_durable_without_the_next_one(tmp_path: Path, suffix: str) ->
     copy.mkdir()
     for hidden in tmp_path.glob(f".video{suffix}.*"):
         (copy / hidden.name).write_bytes(hidden.read_bytes())
-    history = read_history(log_of(path))
+    earlier = video_records(log_of(path), read_progress(log_of(path)))
     writer.abort()
     copied = copy / path.name
-    with VideoWriter(copied, width=SIDE, height=SIDE, fps=FPS, earlier=history.video) as resumed:
+    with VideoWriter(copied, width=SIDE, height=SIDE, fps=FPS, earlier=earlier) as resumed:
         assert resumed.earlier_chunks == 3
     assert frame_numbers(copy / path.name) == list(range(STARTS[3]))
 

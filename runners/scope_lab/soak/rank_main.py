@@ -87,7 +87,7 @@ def _consume(job: SoakJob, session: StreamSession, log: AttemptLog, *, began_s: 
         height=recipe.default_height,
         fps=recipe.fps,
         ledger=session.log,
-        earlier=[] if session.history is None else session.history.video,
+        earlier=session.earlier_video(),
         keep_on_error=True,
     )
     with writer:

@@ -1,0 +1,60 @@
+"""A log to resume is read once; single records of it are found again by their place.
+
+Eight bytes a chunk, and only until the stream is resumed; then `progress` is all that is kept.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Control, Finished, Opened, Record
+from scope_rt.record.progress import StreamProgress
+from scope_rt.record.reader import open_log, read_entries
+
+
+class LogIndex:
+    """How far the stream of a log is, and where its finished chunks and control input lie."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `UserInputError` as `read_entries`."""
+        self.path = path
+        self.progress = StreamProgress()
+        self._finished_at = array("q")
+        """The byte of each chunk of `progress.shown`."""
+        self._controls_at: list[tuple[int, int]] = []
+        """Chunk and byte."""
+        for entry in read_entries(path, self.progress):
+            match entry.record:
+                case Opened(resumed_at_chunk=first):
+                    self._controls_at = [each for each in self._controls_at if each[0] < first]
+                case Control(chunk_index=index):
+                    self._controls_at.append((index, entry.start))
+                case Finished():
+                    del self._finished_at[len(self.progress.shown) - 1 :]
+                    self._finished_at.append(entry.start)
+
+    def newest_finished(self, num_chunks: int, *, before: int) -> list[Finished]:
+        """The last `num_chunks` that were shown before chunk `before`, or all."""
+        end = len(self.progress.shown.between(0, before))
+        found = self._read(self._finished_at[max(0, end - num_chunks) : end])
+        return [record for record in found if isinstance(record, Finished)]
+
+    def newest_prompt(self, *, before: int) -> Control | None:
+        """What took effect last before chunk `before` and had a prompt."""
+        places = [start for index, start in self._controls_at if index < before]
+        for record in self._read(reversed(places)):
+            if isinstance(record, Control) and record.embeds_sha256:
+                return record
+        return None
+
+    def controls_from(self, first: int) -> list[Control]:
+        """What took effect at chunk `first` and after it."""
+        found = self._read(start for index, start in self._controls_at if index >= first)
+        return [record for record in found if isinstance(record, Control)]
+
+    def _read(self, places: Iterable[int]) -> Iterator[Record]:
+        with open_log(self.path) as file:
+            reader = LogReader(file, check_blobs=False)
+            for start in places:
+                yield reader.entry(start).record

@@ -1,0 +1,68 @@
+"""Who resumes a stream finds what it needs in the log, and keeps no more of a longer one."""
+
+import gc
+import tracemalloc
+from pathlib import Path
+
+from scope_contracts.log_records import Begun, Control
+from scope_rt.record.log_index import LogIndex
+from tests.stream_logs import Story, durable, finished, opened, planned, segment, story, write
+
+MOST_BYTES = 4096
+
+
+def chunks(first: int, end: int) -> Story:
+    return [
+        record
+        for index in range(first, end)
+        for record in ((planned(index), b""), finished(index), (durable(index), b""))
+    ]
+
+
+def held_bytes(path: Path) -> int:
+    """What stays in memory of a log that was opened to resume its stream."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        progress = LogIndex(path).progress
+        gc.collect()
+        assert progress.num_starts == 1
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_log_of_twenty_times_the_chunks_is_resumed_in_the_same_memory(tmp_path: Path) -> None:
+    begun: Story = [(opened(), b""), (Begun(at_s=0.0, prompt="a"), b""), (segment(), b"")]
+    short = write(tmp_path / "short", begun + chunks(0, 100))
+    long = write(tmp_path / "long", begun + chunks(0, 2000))
+    held_bytes(short)  # what is made once
+    assert abs(held_bytes(long) - held_bytes(short)) < MOST_BYTES
+
+
+def test_the_newest_chunks_before_a_resume_point_are_found_across_restarts(tmp_path: Path) -> None:
+    begun: Story = [(opened(), b""), *chunks(0, 9), (opened(resumed_at_chunk=6), b"")]
+    path = write(tmp_path / "log", [*begun, finished(6, 1, values=[6.0]), finished(7, 1)])
+    found = LogIndex(path).newest_finished(4, before=8)
+    assert [(each.chunk_index, each.cache_epoch) for each in found] == [
+        *[(4, 0), (5, 0)],
+        *[(6, 1), (7, 1)],
+    ]
+    assert [each.chunk_index for each in LogIndex(path).newest_finished(99, before=3)] == [0, 1, 2]
+
+
+def test_control_input_is_found_by_where_it_took_effect(tmp_path: Path) -> None:
+    log = LogIndex(write(tmp_path / "log", story()))
+    prompt = log.newest_prompt(before=7)
+    assert prompt is not None
+    assert (prompt.chunk_index, prompt.prompt) == (2, "a green square")  # the cut at 6 has none
+    assert log.newest_prompt(before=0) is None
+    assert [each.chunk_index for each in log.controls_from(2)] == [2, 6]
+
+
+def test_control_input_that_a_restart_takes_back_is_not_found(tmp_path: Path) -> None:
+    control = Control(at_s=0.0, chunk_index=3, prompt="a", embeds_sha256="c" * 64)
+    records: Story = [(opened(), b""), (control, b""), (opened(resumed_at_chunk=3), b"")]
+    log = LogIndex(write(tmp_path / "log", records))
+    assert log.newest_prompt(before=9) is None
+    assert log.controls_from(0) == []
