@@ -146,9 +146,9 @@ class Checks:
         check_loaded
     )
     """All ranks, after loading: do they hold the checkpoint's weights?"""
-    weights: Callable[[int, int, Checksums, Callable[[str], int]], None] = check_unchanged
+    weights: Callable[[int, int, Sequence[str]], None] = check_unchanged
     """A generator rank, in rotation: does it still hold what it loaded?"""
-    derived: Callable[[int, int, Checksums, Callable[[str], int]], None] = check_derived
+    derived: Callable[[int, int, Sequence[str]], None] = check_derived
     """The same, of what it computed once and uses for many chunks."""
     rows: Callable[[int, int, Sequence[tuple[int, int]]], None] = check_rows
     """The same, of its cache: does it still hold what was written?"""

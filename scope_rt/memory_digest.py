@@ -22,5 +22,10 @@ def memory_digest(tensor: Tensor) -> int:
     if tensor.device.type != "cpu":
         return bit_digest(tensor)
     tensor = tensor.contiguous()
-    kind = hash((tensor.dtype, tensor.shape)) % 2**64
-    return xxh3_64_intdigest((c_char * tensor.nbytes).from_address(tensor.data_ptr()), kind)
+    memory = (c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return xxh3_64_intdigest(memory, kind_of(tensor))
+
+
+def kind_of(tensor: Tensor) -> int:
+    """Where the digest of a tensor of this dtype and shape begins."""
+    return hash((tensor.dtype, tensor.shape)) % 2**64

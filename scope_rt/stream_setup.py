@@ -26,7 +26,7 @@ from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, RecomputeAnchor, choose_recompute
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.integrity.part_digests import PartDigests
+from scope_rt.integrity.part_digests import part_digests
 from scope_rt.integrity.pictures import RankZeroParts
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.loading import ModelFolder
@@ -249,7 +249,7 @@ class StreamSetup:
             decoder=self.decoder,
             codec=self.codec_sizes,
             pixel_multiple=self.geometry.pixel_multiple,
-            weights=PartDigests({"vae": self.codec, "text_encoder": self.text_encoder}),
+            weights=part_digests({"vae": self.codec, "text_encoder": self.text_encoder}),
             encoded_again=self._encoded_again,
         )
 

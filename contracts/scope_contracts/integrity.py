@@ -1,23 +1,28 @@
 """What must hold of numbers and state, and how much a stream spends on verifying it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 
 from scope_contracts.errors import IntegrityError
-from scope_contracts.weights import Checksums
 
 
-@contextmanager
-def suspect_from(first_chunk: int) -> Iterator[None]:
+@dataclass(frozen=True, slots=True)
+class _Suspects:
+    first_chunk: int
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, IntegrityError):
+            error.suspect_from = self.first_chunk
+
+
+def suspect_from(first_chunk: int) -> AbstractContextManager[None]:
     """An `IntegrityError` in here speaks against no chunk before `first_chunk`."""
-    try:
-        yield
-    except IntegrityError as error:
-        error.suspect_from = first_chunk
-        raise
+    return _Suspects(first_chunk)
 
 
 class IntegrityLevel(StrEnum):
@@ -31,15 +36,14 @@ class IntegrityLevel(StrEnum):
     """All state, and every token of every layer and call, before a chunk is shown."""
 
 
-def check_derived(rank: int, chunk: int, made: Checksums, now: Callable[[str], int]) -> None:
-    """Compare what `rank` computed once, and uses for many chunks, with what it holds `now`.
+def check_derived(rank: int, chunk: int, changed: Sequence[str]) -> None:
+    """Refuse what `rank` computed once, uses for many chunks, and holds otherwise now.
 
     Raises:
-        IntegrityError: naming the first tensor that changed.
+        IntegrityError: naming the first of those that `changed`.
     """
-    for name, want in made.items():
-        if now(name) != want:
-            raise IntegrityError(f"chunk {chunk}: rank {rank}: {name} is not what was computed")
+    if changed:
+        raise IntegrityError(f"chunk {chunk}: rank {rank}: {changed[0]} is not what was computed")
 
 
 def check_rows(rank: int, chunk: int, damaged: Sequence[tuple[int, int]]) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 from scope_contracts.integrity import IntegrityLevel, suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.canary import ROTATIONS
-from scope_rt.integrity.rotation import Digests, Part, Rotation, parts_of
+from scope_rt.integrity.rotation import Part, Rotation, parts_of
+from scope_rt.tensor_digests import TensorDigests
 from scope_rt.tensors import crc32_of, digest_of
 from scope_rt.vae.codec import CodecSizes, StreamingDecoder
 from scope_rt.values import is_constant
@@ -33,7 +34,7 @@ class RankZeroParts:
     codec: CodecSizes
     pixel_multiple: int
     """Of which height and width must be multiples."""
-    weights: Digests
+    weights: TensorDigests
     encoded_again: Callable[[], tuple[str, str] | None]
     """Digests of a prompt's embeddings, encoded now and as it was first; None without a prompt."""
 
@@ -104,10 +105,9 @@ class PictureCheck:
         self._verify_weights(chunk, self._rotation.parts)
 
     def _verify_weights(self, chunk: int, due: Sequence[Part]) -> None:
-        weights = self._parts.weights
-        noted = {part.name: weights.noted[part.name] for part in due}
+        changed = self._parts.weights.changed(part.name for part in due)
         with suspect_from(max(chunk + 1 - self._within, self._first_chunk or 0)):
-            self._checks.weights(0, chunk, noted, weights.now)
+            self._checks.weights(0, chunk, changed)
 
     def _decoded_again(
         self, chunk: int, latents_BFCHW: Tensor, before: Callable[[], Tensor | None]

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from scope_contracts.weights import Checksums
+from scope_rt.tensor_digests import TensorDigests
 
 _FEW_BYTES = 4 << 20
 _MOST_BETWEEN = 8
@@ -12,30 +11,19 @@ _MOST_BETWEEN = 8
 some 0.2 ms more than its bytes. Small state has one every few chunks, 8 at most."""
 
 
-class Digests(Protocol):
-    """Tensors by name, and the digest each had when it was noted."""
-
-    @property
-    def noted(self) -> Checksums: ...
-
-    def now(self, name: str) -> int: ...
-
-    def num_bytes(self, name: str) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """What is verified in one go: tensors by name, or a layer of the cache."""
 
-    digests: Digests | None
+    digests: TensorDigests | None
     name: str
     layer: int
     num_bytes: int = field(compare=False)
 
 
-def parts_of(digests: Digests) -> list[Part]:
+def parts_of(digests: TensorDigests) -> list[Part]:
     """One for each tensor."""
-    return [Part(digests, name, -1, digests.num_bytes(name)) for name in digests.noted]
+    return [Part(digests, name, -1, digests.num_bytes(name)) for name in digests.names]
 
 
 class Rotation:

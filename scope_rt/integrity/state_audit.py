@@ -6,31 +6,10 @@ verified after it was computed and before it leaves the rank: what was changed e
 in use is found with the chunk, or within M.
 """
 
-from scope_contracts.weights import Checksums
 from scope_rt.checks import Checks
-from scope_rt.integrity.rotation import Digests, Part, Rotation, parts_of
-from scope_rt.memory_digest import memory_digest
+from scope_rt.integrity.rotation import Part, Rotation, parts_of
 from scope_rt.models.generator import ChunkGenerator
-
-
-class DerivedState:
-    """What a generator computed once and uses for many chunks: text K/V and modulations.
-
-    Read where it is used, so that a tensor that was replaced counts as changed too.
-    """
-
-    def __init__(self, generator: ChunkGenerator) -> None:
-        self._generator = generator
-
-    @property
-    def noted(self) -> Checksums:
-        return self._generator.derived_digests
-
-    def now(self, name: str) -> int:
-        return memory_digest(self._generator.derived(name))
-
-    def num_bytes(self, name: str) -> int:
-        return self._generator.derived(name).nbytes
+from scope_rt.tensor_digests import TensorDigests
 
 
 class StateAudit:
@@ -40,14 +19,14 @@ class StateAudit:
         self,
         *,
         rank: int,
-        weights: Digests,
+        weights: TensorDigests,
         generator: ChunkGenerator,
         within: int,
         checks: Checks,
     ) -> None:
         """`within` is M, in chunks."""
         self._rank, self._checks = rank, checks
-        self._weights, self._derived = weights, DerivedState(generator)
+        self._weights, self._derived = weights, generator.derived
         self._cache = generator.cache
         self._rotation = Rotation(within)
 
@@ -57,7 +36,8 @@ class StateAudit:
         Raises:
             IntegrityError: naming rank and tensor.
         """
-        self._checks.derived(self._rank, chunk, self._derived.noted, self._derived.now)
+        changed = self._derived.changed(self._derived.names)
+        self._checks.derived(self._rank, chunk, changed)
 
     def verify(self, chunk: int, *, is_last: bool = False) -> None:
         """Verify the next share, or all after the last chunk; `chunk` was computed. Reads it once.
@@ -71,9 +51,8 @@ class StateAudit:
             (self._weights, self._checks.weights),
             (self._derived, self._checks.derived),
         ):
-            if names := [part.name for part in due if part.digests is digests]:
-                noted = {name: digests.noted[name] for name in names}
-                check(self._rank, chunk, noted, digests.now)
+            changed = digests.changed(part.name for part in due if part.digests is digests)
+            check(self._rank, chunk, changed)
         layers = [part.layer for part in due if part.digests is None]
         runs = [range(layer, layer + 1) for layer in layers]
         if layers and max(layers) - min(layers) + 1 == len(layers):
@@ -85,7 +64,7 @@ class StateAudit:
     def _all_parts(self) -> Rotation:
         """In an order that stays, found anew when something more was derived."""
         num_layers = self._cache.spec.num_layers
-        num_tensors = len(self._weights.noted) + len(self._derived.noted)
+        num_tensors = len(self._weights) + len(self._derived)
         if len(self._rotation.parts) < num_tensors + num_layers:
             size = self._cache.num_bytes // num_layers
             layers = [Part(None, "", layer, size) for layer in range(num_layers)]

@@ -16,9 +16,9 @@ from scope_rt.integrity.canary import ROTATIONS, Canary
 from scope_rt.integrity.edges import EdgeCheck
 from scope_rt.integrity.evidence import RankEvidence
 from scope_rt.integrity.made_state import MadeState
-from scope_rt.integrity.rotation import Digests
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.tensor_digests import TensorDigests
 from scope_rt.tensors import bytes_of
 
 AUDITED_CHUNKS = 8
@@ -33,7 +33,7 @@ class Verifier:
         self,
         generator: ChunkGenerator,
         *,
-        weights: Digests,
+        weights: TensorDigests,
         rank: int,
         level: IntegrityLevel,
         within: int,

@@ -1,11 +1,13 @@
 """Every frame of a tensor of rows is known by a digest of what was given for it.
 
 Parts are `[L, B, T, heads, width]`, of T tokens in whole frames. On the CPU a digest is that of
-`memory_digest`, taken by address: steps from tensors to arrays take longer than the bytes where the
-code is cold, as it is between two chunks. Elsewhere it is a sum, which stays on the device.
+`memory_digest`, taken by address, in loops of few steps: between two chunks code is cold, and a
+step then takes as long as a frame of a small model. Elsewhere it is a sum, which stays on the
+device.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from ctypes import c_char
 from typing import Protocol
 
@@ -16,11 +18,14 @@ from xxhash import xxh3_64_intdigest
 from scope_rt.bit_digest import block_digests
 from scope_rt.kv_cache.row_store import Slots
 
+Given = tuple[int, range, Tensor]
+"""A layer, frame slots that lie together, and what they are to hold, `[B, T, heads, width]`."""
+
 
 class FrameDigests(Protocol):
     """Of one part."""
 
-    def note(self, layer: int, frames: range, given_BTHW: Tensor) -> None:
+    def note(self, writes: Iterable[Given]) -> None:
         """Frame slots are to hold what is given. Blocks nothing on another device."""
         ...
 
@@ -41,59 +46,53 @@ def frame_digests_of(part: Tensor, frame_tokens: int) -> FrameDigests:
 
 class _OnHost:
     def __init__(self, part: Tensor, frame_tokens: int) -> None:
-        *_, heads, width = part.shape
-        self._like, self._tokens = (part.shape, part.dtype), frame_tokens
-        self._token_strides = (heads * width, width, 1)
-        self._token_bytes = heads * width * part.itemsize
-        self._frame = c_char * (frame_tokens * self._token_bytes)
-        self._noted: dict[tuple[int, int, int], int] = {}
-        """By layer, batch row and frame slot."""
+        _, self._batch, num_slots, heads, width = part.shape
+        self._like = (part.shape, part.dtype)
+        self._frame_tokens, self._token_bytes = frame_tokens, heads * width * part.itemsize
+        self._frame_bytes = frame_tokens * self._token_bytes
+        self._frame_at = (c_char * self._frame_bytes).from_address
+        nothing = [[0] * (num_slots // frame_tokens)] * self._batch
+        self._noted: dict[int, list[list[int]]] = defaultdict(lambda: [*map(list, nothing)])
+        """By layer: of each batch row and frame slot."""
 
-    def note(self, layer: int, frames: range, given_BTHW: Tensor) -> None:
-        given, noted = self._together(given_BTHW), self._noted
-        batch, num_tokens, *_ = given.shape
-        assert num_tokens == len(frames) * self._tokens, "bytes are read by address"
-        batch_bytes = given.stride(0) * given.itemsize
-        for row, frame, digest in self._digests(given.data_ptr(), batch, batch_bytes, frames):
-            noted[layer, row, frame] = digest
+    def note(self, writes: Iterable[Given]) -> None:
+        size = self._frame_bytes
+        for layer, frames, given in writes:
+            given, num = given.contiguous(), len(frames)
+            at, num_bytes = given.data_ptr(), given.nbytes
+            assert num_bytes == self._batch * num * size, "bytes are read by address"
+            digests = self._digests(range(at, at + num_bytes, size))
+            for row, noted in enumerate(self._noted[layer]):
+                noted[frames.start : frames.stop] = digests[row * num : (row + 1) * num]
 
     def differing(
         self, part: Tensor, layers: range, frames: range, place: Slots
     ) -> list[tuple[int, int]]:
         if (part.shape, part.dtype) != self._like or part.device.type != "cpu":
             return [(layer, frame) for layer in layers for frame in frames]
-        part = part[layers.start : layers.stop]  # others may not be copied
-        if not isinstance(place, slice):
-            part, place = part[:, :, place], slice(0, len(place))
-        part, noted, found = self._together(part), self._noted, dict[tuple[int, int], None]()
-        num_layers, batch, num_tokens = part.shape[:3]
-        end = place.start + len(frames) * self._tokens
-        assert num_layers == len(layers), "bytes are read by address"
-        assert end <= num_tokens, "bytes are read by address"
-        layer_bytes, batch_bytes = part.stride()[:2]
-        first = part.data_ptr() + place.start * self._token_bytes
-        size = part.itemsize
-        for number, layer in enumerate(layers):
-            at = first + number * layer_bytes * size
-            for row, frame, digest in self._digests(at, batch, batch_bytes * size, frames):
-                if noted.get((layer, row, frame)) != digest:
-                    found[layer, frame] = None
+        first_layer = layers.start
+        if not isinstance(place, slice) or not part.is_contiguous():
+            part = part[layers.start : layers.stop, :, place].contiguous()
+            first_layer, place = 0, slice(0, part.shape[2])
+        row_bytes, num_bytes = part.shape[2] * self._token_bytes, len(frames) * self._frame_bytes
+        at = part.data_ptr() + first_layer * self._batch * row_bytes
+        at += place.start * self._token_bytes
+        assert first_layer + len(layers) <= part.shape[0], "bytes are read by address"
+        assert place.start * self._token_bytes + num_bytes <= row_bytes, "as above"
+        found = dict[tuple[int, int], None]()
+        for layer in layers:
+            for noted in self._noted[layer]:
+                want = noted[frames.start : frames.stop]
+                now = self._digests(range(at, at + num_bytes, self._frame_bytes))
+                at += row_bytes
+                if now != want:
+                    pairs = zip(frames, now, want, strict=True)
+                    found |= dict.fromkeys((layer, frame) for frame, a, b in pairs if a != b)
         return list(found)
 
-    def _digests(
-        self, at: int, batch: int, batch_bytes: int, frames: range
-    ) -> Iterator[tuple[int, int, int]]:
-        """Of frames that lie one after another from `at` on: batch row, frame slot and digest."""
-        kind, size = self._frame, self._tokens * self._token_bytes
-        for row in range(batch):
-            place = at + row * batch_bytes
-            for frame in frames:
-                yield row, frame, xxh3_64_intdigest(kind.from_address(place))
-                place += size
-
-    def _together(self, rows: Tensor) -> Tensor:
-        """Rows in which a frame's numbers lie together, copied where they do not."""
-        return rows if rows.stride()[-3:] == self._token_strides else rows.contiguous()
+    def _digests(self, places: range) -> list[int]:
+        """Of frames at these addresses."""
+        return [*map(xxh3_64_intdigest, map(self._frame_at, places))]
 
 
 class _OnDevice:
@@ -101,8 +100,9 @@ class _OnDevice:
         self._tokens = frame_tokens
         self._noted_LBF = self._digests(part)
 
-    def note(self, layer: int, frames: range, given_BTHW: Tensor) -> None:
-        self._noted_LBF[layer, :, frames.start : frames.stop] = self._digests(given_BTHW)
+    def note(self, writes: Iterable[Given]) -> None:
+        for layer, frames, given in writes:
+            self._noted_LBF[layer, :, frames.start : frames.stop] = self._digests(given)
 
     def differing(
         self, part: Tensor, layers: range, frames: range, place: Slots

@@ -42,10 +42,12 @@ class RowLedger:
     def _flush(self) -> None:
         """Let go of what was noted; its digests stay."""
         size = self._frame_tokens
-        for layer, slots, stored in self._pending:
-            frames = range(slots.start // size, slots.stop // size)
-            for digests, given in zip(self._digests, chain(*stored), strict=True):
-                digests.note(layer, frames, given)
+        writes = [
+            (layer, range(slots.start // size, slots.stop // size), [*chain(*stored)])
+            for layer, slots, stored in self._pending
+        ]
+        for part, digests in enumerate(self._digests):
+            digests.note([(layer, frames, given[part]) for layer, frames, given in writes])
         self._pending, self._num_pending = [], 0
 
     def damaged(self, layers: range, frame_slots: range, place: Slots) -> Sequence[tuple[int, int]]:

@@ -321,7 +321,7 @@ class Rank:
         assert self._fingerprint is not None, "a generator rank has loaded"
         return Verifier(
             generator,
-            weights=self._fingerprint,
+            weights=self._fingerprint.digests,
             rank=self._setup.environment.rank,
             level=config.level,
             within=config.verify_within,

@@ -23,12 +23,12 @@ from scope_contracts.errors import OrderError, ParityError
 from scope_rt.attention.backend import AttentionBackend
 from scope_rt.attention.key_bias import KeyBias, key_bias
 from scope_rt.kv_cache.frame_cache import FrameCache, WriteWindow
-from scope_rt.memory_digest import memory_digest
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
+from scope_rt.tensor_digests import TensorDigests
 from scope_rt.tensors import digest_of
 
 
@@ -108,9 +108,8 @@ class ChunkGenerator:
     """The latent frame of the epoch that sits at the cache's position 0."""
     text_digest: str = ""
     """Digest of the conditioning in effect."""
-    derived_digests: dict[str, int] = field(default_factory=dict)
+    derived: TensorDigests = field(default_factory=TensorDigests)
     """Of what was computed once and is used for many chunks, as it was when it was made."""
-    _derived: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
     _text: Sequence[TextKV] = ()
     _modulations: dict[float, Modulation] = field(default_factory=dict)
     _drawn: list[Tensor] = field(default_factory=list)
@@ -270,22 +269,14 @@ class ChunkGenerator:
         self._drawn.append(noise)
         return noise.to(x0.device, x0.dtype)
 
-    def derived(self, name: str) -> Tensor:
-        """The tensor in use now that `derived_digests[name]` is of."""
-        return self._derived[name]()
-
     def _note_text(self, layer: int) -> None:
-        self._note(f"text keys of layer {layer}", lambda: self._text[layer].k)
-        self._note(f"text values of layer {layer}", lambda: self._text[layer].v)
+        self.derived.note(f"text keys of layer {layer}", lambda: self._text[layer].k)
+        self.derived.note(f"text values of layer {layer}", lambda: self._text[layer].v)
 
     def _note_modulation(self, timestep: float) -> None:
         name = f"modulation of timestep {timestep:.17g}"
-        self._note(f"{name}, layers", lambda: self._modulations[timestep].layers)
-        self._note(f"{name}, head", lambda: self._modulations[timestep].head)
-
-    def _note(self, name: str, in_use: Callable[[], Tensor]) -> None:
-        self._derived[name] = in_use
-        self.derived_digests[name] = memory_digest(in_use())
+        self.derived.note(f"{name}, layers", lambda: self._modulations[timestep].layers)
+        self.derived.note(f"{name}, head", lambda: self._modulations[timestep].head)
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.cache.device)

@@ -20,7 +20,7 @@ def noted(made: Callable[[Tensor, int], FrameDigests], part: Tensor) -> FrameDig
     for layer in LAYERS:
         for first in (0, 3):
             given = part[layer, :, 2 * first : 2 * first + 6]
-            digests.note(layer, range(first, first + 3), given)
+            digests.note([(layer, range(first, first + 3), given)])
     return digests
 
 
@@ -56,7 +56,7 @@ def test_only_layers_that_are_looked_at_are_gathered() -> None:
     one = numbers(torch.float32, 1, 2, 12, 4, 5)
     part = one.expand(10**9, -1, -1, -1, -1)  # no memory could hold a copy
     digests = frame_digests._OnHost(part, 2)
-    digests.note(0, FRAMES, one[0])
+    digests.note([(0, FRAMES, one[0])])
     assert digests.differing(part, range(1), FRAMES, torch.arange(12)) == []
 
 

@@ -23,13 +23,12 @@ from scope_lab.counted_costs import (
     state_numbers,
     table,
 )
+from scope_rt import tensor_digests
 from scope_rt.config import StreamConfig
-from scope_rt.integrity import state_audit
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.kv_cache import frame_digests
 from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.slot_cache import SlotCache
-from scope_rt.models import fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import StreamSession
 
@@ -98,7 +97,7 @@ def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPat
 
     def counting(digest: Any) -> Any:
         def run(held: Any, *arguments: Any) -> Any:
-            read[part[-1]] += held.nbytes if isinstance(held, Tensor) else sizeof(held)
+            read[part[-1]] += sizeof(held)
             return digest(held, *arguments)
 
         return run
@@ -119,8 +118,7 @@ def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPat
 
     for user, name in (
         (frame_digests, "xxh3_64_intdigest"),
-        (state_audit, "memory_digest"),
-        (fingerprint, "memory_digest"),
+        (tensor_digests, "xxh3_64_intdigest"),
     ):
         monkeypatch.setattr(user, name, counting(getattr(user, name)))
     monkeypatch.setattr(RowLedger, "_flush", within("written", flush))
