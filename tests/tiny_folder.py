@@ -1,6 +1,10 @@
 """A model folder with small random weights, for tests that stream; not a test itself."""
 
+import atexit
+import shutil
+import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -43,6 +47,15 @@ KREA_RECIPE = replace(
     warp_steps=False,
 )
 """The same weights as a model that keeps its cache by recompute, as Krea's do."""
+
+
+@cache
+def tiny_folder() -> Path:
+    """One for all tests of this process, which change nothing in it. A chunk of it takes an eighth
+    of what one of the embedded model takes."""
+    folder = Path(tempfile.mkdtemp(prefix="tiny-model"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_tiny_folder(folder)
 
 
 def write_tiny_folder(folder: Path, recipe: Recipe = RECIPE) -> Path:

@@ -20,6 +20,7 @@ from scope_runners.break_it.faults import Fault
 from scope_runners.exit_codes import INTEGRITY, RETRACTED
 from scope_runners.main import main
 from tests.runners.streams import num_frames, set_faults
+from tests.tiny_folder import tiny_folder
 
 PROMPT, SEED, WITHIN, AT = "a red circle", 7, 3, 6
 """M, and the chunk at which something is changed."""
@@ -71,9 +72,10 @@ def make(
 ) -> Made:
     monkeypatch.setenv("SCOPE_VERIFY_WITHIN", str(WITHIN))
     set_faults(monkeypatch, *faults)
+    model = ["--model", str(tiny_folder())]
     files = ["--out", str(place / "a.mp4"), "--record", str(place / "a.scope"), "--json"]
     start_s = time.monotonic()
-    code = stream.main([*STREAM, *arguments, *files])
+    code = stream.main([*STREAM, *model, *arguments, *files])
     assert time.monotonic() - start_s < 90
     return Made(code, place, capfd.readouterr().err)
 
@@ -159,8 +161,9 @@ def test_what_a_sample_finds_is_cut_from_the_video_as_far_back_as_it_may_be(
 def clean_with_cut(place: Path, arguments: Sequence[str], cut: int) -> list[tuple[int, int, str]]:
     """The chunks of a stream under the same plan in which a person asks for the cut."""
     at_s = cut * FRAMES_PER_CHUNK / FPS
+    model = ["--model", str(tiny_folder())]
     out = ["--out", str(place / "a.mp4"), "--hard-cut-at", f"{at_s}s"]
-    assert main(["stream", *STREAM, *arguments, *out]) == 0
+    assert main(["stream", *STREAM, *model, *arguments, *out]) == 0
     return latents_of(json.loads((place / "a.json").read_text()))[:NUM_CHUNKS]
 
 

@@ -13,6 +13,7 @@ from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import StreamSession
+from tests.tiny_folder import tiny_folder
 
 PROMPT = "a red circle and a blue square, fast, on navy"
 
@@ -36,7 +37,8 @@ class Change:
 
 def stream(change: Change, *, num_chunks: int, shown: list[Chunk], **settings: Any) -> None:
     """Add to `shown` what a session of `settings` shows; raises what it raises."""
-    config = StreamConfig.of(**settings)
+    given: dict[str, Any] = {"model": tiny_folder()}
+    config = StreamConfig.of(**(given | settings))
     with StreamSession(config, instruments=Instruments(faults=change)) as session:
         for chunk in session.stream(PROMPT, num_chunks=num_chunks):
             shown.append(chunk)
@@ -50,7 +52,7 @@ def flip_bit(tensor: Tensor, index: int = 5) -> None:
 def swap_rows(tensor: Tensor) -> None:
     """Two rows of a weight: its sum stays."""
     with torch.no_grad():
-        tensor[[1, 2]] = tensor[[2, 1]].clone()
+        tensor[[0, 1]] = tensor[[1, 0]].clone()
 
 
 def stored_rows(generator: ChunkGenerator, *, layer: int, plane: int) -> Tensor:

@@ -17,6 +17,7 @@ from scope_rt.instruments import Instruments
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.integrity.corruption import PROMPT, Change, flip_bit
+from tests.tiny_folder import tiny_folder
 
 NUM_CHUNKS, WITHIN = 12, 4
 AT = 6
@@ -26,7 +27,7 @@ What = tuple[FaultPoint, Callable[[Any], Any]]
 
 
 def flip_weight(generator: ChunkGenerator) -> None:
-    flip_bit(generator.model.get_parameter("blocks.2.ffn.net.0.proj.weight"))
+    flip_bit(generator.model.get_parameter("blocks.0.attn1.to_q.weight"))
 
 
 def spoil(answer: tuple[object, dict[str, torch.Tensor]]) -> object:
@@ -57,6 +58,7 @@ class Both:
 
 def settings_in(place: Path, **settings: Any) -> StreamConfig:
     given: dict[str, Any] = {
+        "model": tiny_folder(),
         "log": place / "log",
         "snapshot": place / "snapshot",
         "verify_within": WITHIN,
@@ -115,7 +117,7 @@ def continued(
 
 def clean(*events: ScheduledEvent, num_chunks: int = NUM_CHUNKS) -> list[Chunk]:
     """The stream as it should be, with `events` in addition to the new prompt."""
-    with StreamSession(StreamConfig.of()) as session:
+    with StreamSession(StreamConfig.of(tiny_folder())) as session:
         return list(session.stream(PROMPT, num_chunks=num_chunks, schedule=[NEW_PROMPT, *events]))
 
 

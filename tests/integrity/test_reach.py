@@ -33,14 +33,16 @@ from tests.integrity.resumed_streams import (
     continued,
 )
 
-ROUND = 6 * 5
-"""Chunks within which each layer of each call of the embedded model is looked at, where one is with
-every chunk."""
+ROUND = 2 * 3
+"""Chunks within which each layer of each call of the model is looked at, where one is with every
+chunk."""
+NUM_CHUNKS, BENT_AT, FIRST, FOUND = 18, 14, 10, 15
+"""Layer 1 has its turn at `FOUND`, and had it a round before with the chunk before `FIRST`."""
 SOFT = TransitionSpec(num_chunks=3, method=Interpolation.LERP, bias_floor=0.5)
 CUT_AND_PROMPTS = (
     ScheduledEvent(chunk_index=3, hard_cut=True),
-    ScheduledEvent(chunk_index=12, prompt="a blue square", transition=SOFT),
-    ScheduledEvent(chunk_index=30, prompt="a green circle"),
+    ScheduledEvent(chunk_index=8, prompt="a blue square", transition=SOFT),
+    ScheduledEvent(chunk_index=12, prompt="a green circle"),
 )
 EVENTS = (NEW_PROMPT, *CUT_AND_PROMPTS)
 
@@ -74,30 +76,31 @@ def test_what_a_sample_finds_is_retracted_from_where_it_looked_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifier, "AUDITED_CHUNKS", 1)
-    shown, error = broken(tmp_path, bent(1), at=38, events=EVENTS, num_chunks=46)
+    shown, error = broken(tmp_path, bent(1), at=BENT_AT, events=EVENTS, num_chunks=NUM_CHUNKS)
     retraction = retraction_of(error)
     assert "layer 1" in retraction.reason
-    found = retraction.last_chunk + 1
-    assert found == len(shown) == 43, "the layer's turn"
-    assert retraction.first_chunk == found - ROUND + 1
+    assert retraction.last_chunk + 1 == len(shown) == FOUND
+    assert retraction.first_chunk == FIRST == FOUND - ROUND + 1
     assert read_history(tmp_path / "log").retractions == [retraction]
-    stream, first = continued(tmp_path, shown, num_chunks=46)
+    stream, first = continued(tmp_path, shown, num_chunks=NUM_CHUNKS)
     assert first == retraction.first_chunk
-    assert as_shown(stream) == as_with_cut_at(first, num_chunks=46)
+    assert as_shown(stream) == as_with_cut_at(first, num_chunks=NUM_CHUNKS)
 
 
 def test_a_sample_speaks_against_chunks_of_an_earlier_process_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifier, "AUDITED_CHUNKS", 1)
-    before, error = broken(tmp_path, LOST, at=20, events=EVENTS, num_chunks=46)
+    before, error = broken(tmp_path, LOST, at=FIRST + 1, events=EVENTS, num_chunks=NUM_CHUNKS)
     assert isinstance(error, PeerLostError)
-    shown, error = broken(tmp_path, bent(1), at=38, num_chunks=46, shown=before, resume=True)
+    shown, error = broken(
+        tmp_path, bent(1), at=BENT_AT, num_chunks=NUM_CHUNKS, shown=before, resume=True
+    )
     retraction = retraction_of(error)
-    assert (retraction.first_chunk, retraction.last_chunk) == (14, 42)
-    stream, first = continued(tmp_path, shown, num_chunks=46)
-    assert first == 14
-    assert as_shown(stream) == as_with_cut_at(first, num_chunks=46)
+    assert (retraction.first_chunk, retraction.last_chunk) == (FIRST, FOUND - 1)
+    stream, first = continued(tmp_path, shown, num_chunks=NUM_CHUNKS)
+    assert first == FIRST
+    assert as_shown(stream) == as_with_cut_at(first, num_chunks=NUM_CHUNKS)
 
 
 def test_what_was_posted_is_asked_for_again_also_after_a_second_failure(
@@ -108,41 +111,47 @@ def test_what_was_posted_is_asked_for_again_also_after_a_second_failure(
     posted: list[Receipt] = []
 
     def post(session: StreamSession, chunk: Chunk) -> None:
-        if chunk.chunk_index == 33:
+        if chunk.chunk_index == 12:
             posted.append(session.prompt("a yellow square"))
 
-    shown, error = broken(tmp_path, bent(1), at=38, events=EVENTS, num_chunks=46, each=post)
+    shown, error = broken(
+        tmp_path, bent(1), at=BENT_AT, events=EVENTS, num_chunks=NUM_CHUNKS, each=post
+    )
     first = retraction_of(error).first_chunk
     effect = posted[0].wait(0)
     assert effect is not None
     kept = shown[:first]
-    again, error = broken(tmp_path, LOST, at=20, num_chunks=46, shown=kept, resume=True)
+    again, error = broken(
+        tmp_path, LOST, at=FIRST + 1, num_chunks=NUM_CHUNKS, shown=kept, resume=True
+    )
     assert isinstance(error, PeerLostError)
-    stream, resumed_at = continued(tmp_path, again, num_chunks=46)
-    assert resumed_at == 20
+    stream, resumed_at = continued(tmp_path, again, num_chunks=NUM_CHUNKS)
+    assert resumed_at == FIRST + 1
     yellow = ScheduledEvent(chunk_index=effect.chunk_index, prompt="a yellow square")
-    rebuilt = ScheduledEvent(chunk_index=20, recompute=True)
-    assert as_shown(stream) == as_with_cut_at(first, yellow, rebuilt, num_chunks=46)
+    rebuilt = ScheduledEvent(chunk_index=FIRST + 1, recompute=True)
+    assert as_shown(stream) == as_with_cut_at(first, yellow, rebuilt, num_chunks=NUM_CHUNKS)
 
 
 def test_a_kill_before_the_first_new_chunk_loses_nothing_of_what_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifier, "AUDITED_CHUNKS", 1)
-    shown, error = broken(tmp_path, bent(1), at=38, events=EVENTS, num_chunks=46)
+    shown, error = broken(tmp_path, bent(1), at=BENT_AT, events=EVENTS, num_chunks=NUM_CHUNKS)
     first = retraction_of(error).first_chunk
     kept = shown[:first]
     for _ in range(2):
-        again, error = broken(tmp_path, LOST, at=first, num_chunks=46, shown=kept, resume=True)
+        again, error = broken(
+            tmp_path, LOST, at=first, num_chunks=NUM_CHUNKS, shown=kept, resume=True
+        )
         assert isinstance(error, PeerLostError)
         assert again == kept
-    stream, _ = continued(tmp_path, kept, num_chunks=46)
-    assert as_shown(stream) == as_with_cut_at(first, num_chunks=46)
+    stream, _ = continued(tmp_path, kept, num_chunks=NUM_CHUNKS)
+    assert as_shown(stream) == as_with_cut_at(first, num_chunks=NUM_CHUNKS)
 
 
 def test_the_fixed_chunk_speaks_against_all_since_its_last_run(tmp_path: Path) -> None:
-    """Layer 5 has its first turn at chunk 40."""
-    shown, error = broken(tmp_path, bent(5), at=20, events=EVENTS, num_chunks=36, verify_within=2)
+    """Layer 1 has its turns at chunks 24 and 40."""
+    shown, error = broken(tmp_path, bent(1), at=26, events=EVENTS, num_chunks=36, verify_within=2)
     retraction = retraction_of(error)
     assert "the fixed chunk gives" in retraction.reason
     assert (retraction.first_chunk, retraction.last_chunk) == (16, 31)

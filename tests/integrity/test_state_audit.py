@@ -1,6 +1,7 @@
 """What a rank holds is verified: in strict before a chunk is shown, else within M chunks."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from scope_rt.instruments import Instruments
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.session import ScheduledEvent, StreamSession
 from tests.integrity.corruption import PROMPT, Change, flip_bit, stored_rows, stream, swap_rows
+from tests.tiny_folder import tiny_folder
 
 AT, WITHIN = 4, 6
 """The chunk before which something is changed, and M in the tests of the default."""
-WEIGHT = "blocks.2.ffn.net.0.proj.weight"
-LAYER, SLOT = 4, 5
+WEIGHT = "blocks.1.ffn.net.0.proj.weight"
+LAYER, SLOT = 1, 5
 ROWS = rf"cached rows of layer {LAYER}, latent frame \d+, are not what was written"
 
 
@@ -109,7 +111,7 @@ def test_by_default_a_changed_state_is_found_within_m_chunks(
 
 
 def test_text_that_changed_is_found_before_another_prompt_replaces_it() -> None:
-    config, shown = StreamConfig.of(), list[int]()
+    config, shown = StreamConfig.of(tiny_folder()), list[int]()
     change = Change(FaultPoint.GENERATOR, 1, shift_text)
     with StreamSession(config, instruments=Instruments(faults=change)) as session:
         schedule = [ScheduledEvent(chunk_index=3, prompt="a green triangle")]
@@ -119,11 +121,17 @@ def test_text_that_changed_is_found_before_another_prompt_replaces_it() -> None:
     assert shown == [0, 1, 2]
 
 
+def model_for(kind: str) -> str | Path:
+    """Four bits need wider heads than those of the test model."""
+    return "tiny" if kind.endswith("int4") else tiny_folder()
+
+
 @pytest.mark.parametrize(
     "kind", ["quantized:int8", "quantized:int4", "h2o", "h2o:int8", "paged", "hierarchical"]
 )
 def test_every_kind_of_cache_finds_a_changed_row(kind: str) -> None:
-    assert shown_until_found(flip_row, num_chunks=AT + 2, integrity="strict", kv_cache=kind) == 0
+    settings = {"integrity": "strict", "kv_cache": kind, "model": model_for(kind)}
+    assert shown_until_found(flip_row, num_chunks=AT + 2, **settings) == 0
 
 
 @pytest.mark.parametrize(
@@ -134,7 +142,8 @@ def test_every_kind_of_cache_finds_a_changed_row(kind: str) -> None:
 def test_an_unchanged_state_is_never_accused(kind: str, dtype: str) -> None:
     shown: list[Chunk] = []
     nothing = Change(FaultPoint.GENERATOR, AT, lambda generator: None)
-    stream(nothing, num_chunks=8, shown=shown, integrity="strict", kv_cache=kind, dtype=dtype)
+    settings = {"integrity": "strict", "kv_cache": kind, "model": model_for(kind), "dtype": dtype}
+    stream(nothing, num_chunks=8, shown=shown, **settings)
     assert len(shown) == 8
 
 

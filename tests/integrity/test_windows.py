@@ -7,6 +7,7 @@ from scope_rt.config import StreamConfig
 from scope_rt.kv_cache import ring
 from scope_rt.session import StreamSession
 from tests.integrity.corruption import PROMPT
+from tests.tiny_folder import tiny_folder
 
 AT, NUM_CHUNKS = 6, 8
 
@@ -18,7 +19,7 @@ def test_a_policy_that_moves_frames_between_two_chunks_is_refused_at_once(
     shown, turn = [], ring.slot_of_frame
     with (
         pytest.raises(CacheError, match="the window names latent frame"),
-        StreamSession(StreamConfig.of(integrity=level)) as session,
+        StreamSession(StreamConfig.of(tiny_folder(), integrity=level)) as session,
     ):
         for chunk in session.stream(PROMPT, num_chunks=NUM_CHUNKS):
             shown.append(chunk.chunk_index)

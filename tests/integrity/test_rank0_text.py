@@ -1,0 +1,64 @@
+"""A prompt is encoded twice alike, and its embeddings are those that are sent."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from scope_contracts.errors import FingerprintError, IntegrityError
+from scope_rt.checks import Checks
+from scope_rt.control.chunk import Chunk
+from scope_rt.faults import FaultPoint
+from scope_rt.session import StreamSession
+from scope_rt.text.words import WordTextEncoder
+from tests.integrity.corruption import PROMPT, Change, flip_bit
+from tests.integrity.rank0_streams import AT, UNTOUCHED, nothing, pixels, shown_with
+
+
+def test_a_prompt_that_is_encoded_wrong_once_is_refused() -> None:
+    slip = Change(FaultPoint.ENCODED, -1, lambda embeds: embeds * 1.01)
+    with pytest.raises(IntegrityError, match=r"prompt .*: rank 0: its embeddings, encoded"):
+        shown_with(slip)
+    assert shown_with(slip, checks=replace(Checks(), text=nothing))
+
+
+def test_a_prompt_that_is_encoded_wrong_leaves_the_stream_as_it_was() -> None:
+    def steer(session: StreamSession, chunk: Chunk) -> None:
+        if chunk.chunk_index == 1:
+            encoder = session.setup.text_encoder
+            assert isinstance(encoder, WordTextEncoder)
+            before = encoder.forward
+            answers = iter([encoder(["a red circle"]), encoder(["a white circle"])])
+            encoder.forward = lambda prompts: next(answers)  # type: ignore[method-assign]
+            with pytest.raises(IntegrityError, match="encoded again"):
+                session.prompt("a red circle")
+            encoder.forward = before  # type: ignore[method-assign]
+
+    clean = shown_with(UNTOUCHED)
+    assert pixels(shown_with(UNTOUCHED, each=steer)) == pixels(clean)
+
+
+def test_a_weight_of_the_text_encoder_is_found_in_strict_with_the_next_chunk() -> None:
+    def flip(session: StreamSession, chunk: Chunk) -> None:
+        encoder = session.setup.text_encoder
+        assert isinstance(encoder, WordTextEncoder)
+        if chunk.chunk_index == AT - 1:
+            flip_bit(encoder.words.weight)
+
+    shown: list[Chunk] = []
+    with pytest.raises(FingerprintError, match=f"chunk {AT}: rank 0: weight text_encoder.words"):
+        shown_with(UNTOUCHED, shown=shown, each=flip, integrity="strict")
+    assert len(shown) == AT
+
+
+def test_embeddings_that_change_while_they_are_kept_are_not_sent() -> None:
+    def change(session: StreamSession, chunk: Chunk) -> None:
+        if chunk.chunk_index == 0:
+            with torch.inference_mode():
+                session.setup.conditioning("a white circle").embeds.add_(1)
+            session.prompt("a white circle")
+
+    shown: list[Chunk] = []
+    with pytest.raises(IntegrityError, match="rank 0: the prompt's embeddings changed"):
+        shown_with(UNTOUCHED, shown=shown, each=change)
+    assert [chunk.prompt for chunk in shown] == [PROMPT]
