@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from scope_contracts.errors import IntegrityError, UserInputError
@@ -93,6 +94,10 @@ class Recovery:
         """Add a record; nothing where no log is kept."""
         self._log.append(record, blob)
 
+    def when_written(self, call: Callable[[int], None]) -> None:
+        """As `StreamLog.when_written`."""
+        self._log.when_written(call)
+
     def settle_check(self) -> None:
         """Return when what the log to resume held was read in full; blocks as its `offset` does.
 
@@ -116,16 +121,17 @@ class Recovery:
         """The chunks that earlier processes showed of this stream, with their epochs."""
         return Runs() if self.resumed is None else self.resumed.shown
 
-    @property
+    @cached_property
     def resume_points(self) -> ResumePoints | None:
         """Where the newest resume point is kept; None where nothing is."""
         if self._store is None or self._config.log is None:
             return None
         return SavedResumePoints(
-            self._store,
+            store=self._store,
             log=self._log_path,
             run_id=self._run_id,
             identity=identity(self._setup),
+            newest=-1 if self.resumed is None else self.resumed.point.counts.next_chunk_index,
         )
 
     @property
@@ -162,7 +168,7 @@ class Recovery:
             if self._log.failure is not None:
                 raise UserInputError(self._log.failure)
         if resumed is not None and resumed.is_cut and self.resume_points is not None:
-            self.resume_points.save(resumed.point, log_offset=self._log.offset)
+            self.resume_points.save(resumed.point, log=self._log)
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
         broken = self._instruments.broken_on_purpose
         self._log.append(opened(self._setup, resumed_at_chunk=next_chunk, broken_on_purpose=broken))
@@ -344,26 +350,29 @@ def _knows_its_run(environment: LaunchEnvironment) -> bool:
     return environment.world_size > 1 and is_named
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class SavedResumePoints:
-    """Resume points in a snapshot folder."""
+    """Resume points in a snapshot folder; `newest` is where the last one that was saved leads."""
 
     store: SnapshotStore
     log: Path
     run_id: str
     identity: tuple[tuple[str, str], ...]
+    newest: int = -1
 
-    def save(self, point: ResumePoint, *, log_offset: int) -> None:
-        """Replace the one before.
-
-        Raises:
-            SnapshotError: it cannot be written; the one before is still there.
-        """
+    def save(self, point: ResumePoint, *, log: Log) -> None:
+        """As `ResumePoints.save`."""
         header = SnapshotHeader(
             run_id=self.run_id,
             identity=self.identity,
             log=str(self.log.absolute()),
-            log_offset=log_offset,
+            log_offset=0,
             next_chunk_index=point.counts.next_chunk_index,
         )
-        self.store.save(header, replace(point, later=()))  # the log has it, once
+        kept = replace(point, later=())  # the log has it, once
+        if log.failure is None:
+            self.store.save(header, kept, log=log)
+        elif header.next_chunk_index <= self.newest:
+            self.store.save(replace(header, log_offset=log.offset), kept)
+        if log.failure is None:
+            self.newest = header.next_chunk_index

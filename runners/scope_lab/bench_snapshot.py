@@ -106,7 +106,7 @@ def measure(
     texts = [_text(prompt, num_tokens, generator, dtype) for prompt in PROMPTS]
     log, store = StreamLog(folder / "log"), SnapshotStore(folder / "snapshot")
     points = SavedResumePoints(
-        store, log=log.path, run_id="", identity=identity(StreamSetup.of(StreamConfig()))
+        store=store, log=log.path, run_id="", identity=identity(StreamSetup.of(StreamConfig()))
     )
     log.append(_opened())
     begun_at = log.offset
@@ -121,7 +121,7 @@ def measure(
         log.append(_durable(index))
         log_ms.append((time.perf_counter() - start_s) * 1e3)
         start_s = time.perf_counter()
-        points.save(point, log_offset=log.offset)
+        points.save(point, log=log)
         save_ms.append((time.perf_counter() - start_s) * 1e3)
         there = {file.stat().st_ino: file.stat().st_size for file in store.folder.iterdir()}
         written.append(sum(size for inode, size in there.items() if inode not in before))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scope_contracts.log_records import Durable, Finished
 from scope_rt.record.progress import StreamProgress
-from scope_rt.record.reader import read_entries
+from scope_rt.record.reader import entries_again
 from scope_runners.summary import ChunkRecord
 
 
@@ -19,7 +19,7 @@ def earlier_chunks(log: Path, progress: StreamProgress) -> Iterator[ChunkRecord]
         UserInputError: the log cannot be read any more, or is damaged.
     """
     shown: dict[int, Finished] = {}
-    for entry in read_entries(log, StreamProgress()):
+    for entry in entries_again(log, progress):
         match entry.record:
             case Finished(chunk_index=index):
                 shown[index] = entry.record

@@ -88,8 +88,6 @@ class StreamLoop:
         """Whether an error of integrity has ended this stream."""
         self._retraction: Retraction | None = None
         self._num_runs = 0
-        self._last_saved = -1 if resumed is None else resumed.counts.next_chunk_index
-        """Where the newest resume point leads; -1 before the first."""
         self._when_saved: Callable[[], None] | None = None
         """Acknowledges control input, once the chunk that has it is part of the resume point."""
         self._pipeline = Pipeline(
@@ -243,12 +241,8 @@ class StreamLoop:
         """The stream continues before `chunk_index`, as if the newest chunks had not been."""
         self._delivery.retract(num_retracted)
         self._tail = self._tail.without_newest(num_retracted)
-        # Where the log has failed, a later point would lead beyond its end, and the newest one has
-        # nothing that is suspect.
-        is_logged = self._log.failure is None or chunk_index <= self._last_saved
-        if self._resume_points is None or not is_logged:
+        if self._resume_points is None:
             return
-        log_offset = self._log.offset
         point = point_of_cut(
             chunk_index,
             self._pipeline,
@@ -257,7 +251,7 @@ class StreamLoop:
             self.inbox.scheduled(),
             first_scheduled=self._first_scheduled,
         )
-        self._resume_points.save(point, log_offset=log_offset)
+        self._resume_points.save(point, log=self._log)
 
     def _refill(self) -> None:
         """Send as many chunks as have room and will be wanted."""
@@ -394,19 +388,15 @@ class StreamLoop:
             num_pending=len(self._delivery.pending), num_frames=self._num_tail_frames
         )
         if self._resume_points is not None:
-            log_offset = self._log.offset
-            if self._log.failure is None:  # else a later one would lead beyond the log's end
-                self._check_saved()
-                scheduled = self.inbox.scheduled()
-                point = resume_point(
-                    self._pipeline,
-                    self._delivery,
-                    self._tail,
-                    scheduled,
-                    first_scheduled=self._first_scheduled,
-                )
-                self._resume_points.save(point, log_offset=log_offset)
-                self._last_saved = point.counts.next_chunk_index
+            self._check_saved()
+            point = resume_point(
+                self._pipeline,
+                self._delivery,
+                self._tail,
+                self.inbox.scheduled(),
+                first_scheduled=self._first_scheduled,
+            )
+            self._resume_points.save(point, log=self._log)
         if self._when_saved is not None:
             self._when_saved()
             self._when_saved = None

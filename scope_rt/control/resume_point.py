@@ -13,6 +13,7 @@ from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.tail import StreamTail
 from scope_rt.control.transition import Transition
+from scope_rt.record.stream_log import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,12 +241,14 @@ def _point_at(
 class ResumePoints(Protocol):
     """Where the newest resume point is kept; `scope_rt.record` keeps it in a folder."""
 
-    def save(self, point: ResumePoint, *, log_offset: int) -> None:
-        """Replace the one before.
+    def save(self, point: ResumePoint, *, log: Log) -> None:
+        """Replace the one before, once all that was appended to `log` is written. Where that has
+        failed, only by one that leads no further: beyond the log's end nothing can be resumed.
 
         Blocks until the disk has answered (`STALL_TIMEOUT_S` at most).
 
         Raises:
+            DamageError: the log is damaged.
             SnapshotError: it cannot be written; the one before is still there.
         """
         ...

@@ -181,12 +181,21 @@ def read_entries(path: Path, progress: StreamProgress) -> Iterator[Entry]:
         ) from progress.damage
 
 
+def entries_again(path: Path, progress: StreamProgress) -> Iterator[Entry]:
+    """The records of a log that `progress` was read from, and not those that came since: they may
+    be half written. Raises as `read_entries`."""
+    for entry in read_entries(path, StreamProgress()) if progress.num_bytes else ():
+        yield entry
+        if entry.end >= progress.num_bytes:
+            return
+
+
 def video_records(path: Path, progress: StreamProgress) -> Iterator[Segment | Durable]:
     """What is whole of the video by the log at `path`, for a writer that continues it.
 
     `progress` is what was read there; raises as `read_entries`.
     """
-    for entry in read_entries(path, StreamProgress()):
+    for entry in entries_again(path, progress):
         match entry.record:
             case Segment():
                 yield entry.record

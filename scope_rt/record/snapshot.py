@@ -39,6 +39,7 @@ from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import decode_envelope, encode
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
+from scope_rt.record.stream_log import Log
 from scope_rt.tensors import NAMES, TORCH_DTYPES, bytes_of
 
 _LOOK_TIMEOUT_S = 10.0
@@ -114,25 +115,36 @@ class SnapshotStore:
         self._wanted: object = None
         """The save that is waited for; any other must change nothing."""
 
-    def save(self, header: SnapshotHeader, state: object) -> None:
+    def save(self, header: SnapshotHeader, state: object, *, log: Log | None = None) -> None:
         """Replace what was saved. `state`: dataclasses of scalars, texts, tuples and CPU tensors.
+
+        With a `log`, all that was appended to it is written first, and `log_offset` is where that
+        ends; where it has failed, nothing is saved.
 
         Blocks for at most `STALL_TIMEOUT_S`.
 
         Raises:
+            DamageError: the log is damaged.
             SnapshotError: the folder cannot be written, or the disk gives no answer in time; the
                 snapshot before is still there.
         """
         tensors: dict[int, tuple[Tensor, _Saved]] = {}
         new: dict[str, bytes] = {}
         rules = _rules(Leaf(lower=partial(self._lower, tensors, new), lift=_refuse_lift))
-        packed = msgpack.packb({"header": to_plain(header, rules), "state": to_plain(state, rules)})
-        content = _checksum(packed) + packed
+        plain = {"header": to_plain(header, rules), "state": to_plain(state, rules)}
         named = {saved.digest: tensor for tensor, saved in tensors.values()}
         save = self._wanted = object()
+
+        def write(log_offset: int = header.log_offset) -> None:
+            plain["header"]["log_offset"] = log_offset
+            packed = msgpack.packb(plain)
+            self._write(save, new, _checksum(packed) + packed, named)
+
         try:
-            written = self._disk.submit(self._write, save, new, content, named)
-            answer(written, timeout_s=STALL_TIMEOUT_S)
+            if log is None:
+                answer(self._disk.submit(write), timeout_s=STALL_TIMEOUT_S)
+            else:
+                log.when_written(write)
         except OSError as error:
             raise SnapshotError(
                 f"cannot write the snapshot {self.folder} ({error.strerror}); free space there or "
@@ -241,8 +253,11 @@ class SnapshotStore:
         content: bytes,
         named: Mapping[str, Tensor],
     ) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        there = frozenset(os.listdir(self.folder))
+        try:
+            there = frozenset(os.listdir(self.folder))
+        except FileNotFoundError:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            there = frozenset()
         for digest, tensor in named.items():
             # Whoever tidies old files away must not leave a state that names what is gone.
             if digest not in there:

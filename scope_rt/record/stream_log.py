@@ -28,7 +28,7 @@ from scope_contracts.log_records import (
     Retracted,
     Segment,
 )
-from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError
+from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.faults import FaultPoint, Faults, NoFaults
 from scope_rt.file_lock import open_locked
 from scope_rt.record.log_check import LogCheck
@@ -53,6 +53,8 @@ class Log(Protocol):
 
     def append(self, record: Record, blob: bytes = b"") -> None: ...
 
+    def when_written(self, call: Callable[[int], None]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -64,6 +66,10 @@ class NullLog:
     latents_failure: str | None = None
 
     def append(self, record: Record, blob: bytes = b"") -> None: ...
+
+    def when_written(self, call: Callable[[int], None]) -> None:
+        """Nothing has to be written first."""
+        call(self.offset)
 
     def close(self) -> None: ...
 
@@ -169,6 +175,27 @@ class StreamLog:
         self._disk.post(written.release)
         if not written.acquire(timeout=STALL_TIMEOUT_S):
             self._fail(_reason(StallError(STALL_TIMEOUT_S)))
+
+    def when_written(self, call: Callable[[int], None]) -> None:
+        """Call `call` with `offset` once all that was appended is written, and return after it: one
+        wait for both, as the thread that writes calls it. Not where the log has failed by then.
+
+        Blocks for at most `STALL_TIMEOUT_S`. Raises `DamageError` as `offset`, what `call` raises,
+        and `StallError` where that gets no answer from its disk; the log ends then, too.
+        """
+        if self._check is not None:
+            self._check.raise_damage()
+        called = self._disk.submit(self._call_at_end, call)
+        try:
+            answer(called, timeout_s=STALL_TIMEOUT_S)
+        except StallError as error:
+            self._fail(_reason(error))
+            if not called.cancelled():  # it had begun: the records before it are written
+                raise
+
+    def _call_at_end(self, call: Callable[[int], None]) -> None:
+        if self.failure is None:
+            call(self._end)
 
     def settle_check(self) -> None:
         """Return when all that was in the file to resume was read and compared.

@@ -1,7 +1,7 @@
 """A loop whose mesh, codec and log live in memory; not a test itself."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -150,6 +150,10 @@ class MemoryLog:
         if self.failure is None:
             self.records.append(record)
 
+    def when_written(self, call: Callable[[int], None]) -> None:
+        if self.failure is None:
+            call(self.offset)
+
     def close(self) -> None: ...
 
 
@@ -159,8 +163,8 @@ class MemoryResumePoints:
 
     saved: list[tuple[ResumePoint, int]] = field(default_factory=list)
 
-    def save(self, point: ResumePoint, *, log_offset: int) -> None:
-        self.saved.append((point, log_offset))
+    def save(self, point: ResumePoint, *, log: Log) -> None:
+        self.saved.append((point, log.offset))
 
     @property
     def newest(self) -> ResumePoint:

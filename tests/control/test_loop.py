@@ -89,7 +89,7 @@ def test_a_closed_loop_says_so_where_it_would_send() -> None:
 
 def saved_in(folder: Path) -> SavedResumePoints:
     return SavedResumePoints(
-        SnapshotStore(folder), log=folder / "log", run_id="r", identity=(("seed", "1"),)
+        store=SnapshotStore(folder), log=folder / "log", run_id="r", identity=(("seed", "1"),)
     )
 
 
@@ -152,18 +152,16 @@ def test_a_chunk_that_the_consumer_never_got_is_decoded_again_to_the_bit(tmp_pat
         assert (mine.frames == theirs.frames).all()
 
 
-def test_a_frozen_log_saves_no_later_resume_point() -> None:
+def test_a_frozen_log_saves_no_later_resume_point(tmp_path: Path) -> None:
     """A resume point beyond the log's end could not be resumed; the stream itself continues."""
-    points, log = MemoryResumePoints(), MemoryLog()
-    loop = loop_over(MemoryMesh(), max_in_flight=1, resume_points=points, log=log)
+    log = MemoryLog()
+    loop = loop_over(MemoryMesh(), max_in_flight=1, resume_points=saved_in(tmp_path), log=log)
     stream = loop.run(6)
     next(stream)
     next(stream)
-    num_saved = len(points.saved)
     log.failure = "the disk is full"
     assert [chunk.chunk_index for chunk in stream] == [2, 3, 4, 5]
-    assert len(points.saved) == num_saved
-    assert points.newest.counts.next_chunk_index == 2
+    assert loaded_from(tmp_path).counts.next_chunk_index == 2
 
 
 def test_a_stream_that_nobody_can_resume_never_waits_for_its_log() -> None:

@@ -54,7 +54,7 @@ def stream(folder: Path, report: Report) -> None:
         MemoryMesh(),
         max_in_flight=2,
         log=log,
-        resume_points=SavedResumePoints(store, log=path, run_id="", identity=()),
+        resume_points=SavedResumePoints(store=store, log=path, run_id="", identity=()),
         resumed=point,
     )
     for chunk in loop.run(NUM_CHUNKS, acknowledged=lambda: writer.durable_chunks):

@@ -11,6 +11,7 @@ from scope_contracts.errors import UserInputError
 from scope_rt.control.inbox import Conditioning
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.record.stream_log import Log
 from scope_rt.recovery import SavedResumePoints
 from scope_rt.session import ScheduledEvent
 from tests.integrity.resumed_streams import AT, LOST, broken, continued
@@ -76,9 +77,9 @@ def test_a_point_that_changed_before_it_was_saved_is_refused(
 ) -> None:
     save = SavedResumePoints.save
 
-    def changed(self: SavedResumePoints, point: ResumePoint, *, log_offset: int) -> None:
+    def changed(self: SavedResumePoints, point: ResumePoint, *, log: Log) -> None:
         is_last = point.counts.next_chunk_index == AT
-        save(self, change(point) if is_last else point, log_offset=log_offset)
+        save(self, change(point) if is_last else point, log=log)
 
     monkeypatch.setattr(SavedResumePoints, "save", changed)
     shown, _ = broken(tmp_path, LOST, events=EVENTS)

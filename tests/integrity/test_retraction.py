@@ -147,9 +147,9 @@ def test_a_snapshot_from_before_a_retraction_continues_before_what_was_retracted
     real_save = SnapshotStore.save
     with pytest.MonkeyPatch.context() as patch:
 
-        def save(store: SnapshotStore, header: Any, state: Any) -> None:
+        def save(store: SnapshotStore, header: Any, state: Any, **log: Any) -> None:
             if header.next_chunk_index != 3 or not read_history(tmp_path / "log").retractions:
-                real_save(store, header, state)
+                real_save(store, header, state, **log)
 
         patch.setattr(SnapshotStore, "save", save)
         shown, error = broken(tmp_path, NAN)

@@ -40,7 +40,7 @@ def stream(folder: Path, report: Report) -> None:
         pending = [*pending[1 - NUM_PENDING :], latents(index)]
         log.append(*finished(index, values=latents(index).tolist()))
         state = State(next_chunk_index=index + 1, text=text, pending=tuple(pending))
-        store.save(header(log.offset, index + 1), state)
+        store.save(header(0, index + 1), state, log=log)
         report(str(index + 1))
         log.append(durable(index))
     assert log.failure is None

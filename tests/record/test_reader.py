@@ -7,7 +7,8 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_file import pack
 from scope_contracts.log_records import Begun, Closed, Published, Scheduled
-from scope_rt.record.reader import read_history
+from scope_rt.record.progress import StreamProgress
+from scope_rt.record.reader import read_history, read_progress, video_records
 from tests.stream_logs import durable, finished, opened, planned, segment, story, write
 
 
@@ -34,6 +35,18 @@ def test_a_resume_takes_back_what_was_logged_from_its_chunk_on(tmp_path: Path) -
     assert (sorted(history.finished), sorted(history.durable)) == ([0], [0])
     assert [each.number for each in history.segments] == [0, 1]
     assert (history.num_starts, history.num_lost, history.is_published) == (2, 1, False)
+
+
+def test_what_is_whole_of_the_video_is_told_while_the_log_is_written(tmp_path: Path) -> None:
+    begun = [(opened(), b""), (segment(), b""), finished(0), (durable(0), b""), (durable(1), b"")]
+    again = [(opened(resumed_at_chunk=1), b""), (segment(1), b""), (durable(1, segment=1), b"")]
+    path = write(tmp_path / "a.scope", [*begun, *again])
+    progress = read_progress(path)
+    with path.open("ab") as file:  # half a record, and then the other half
+        file.write(pack(durable(2, segment=1))[:20] + pack(durable(3, segment=1)))
+    told = list(video_records(path, progress))
+    assert told == [segment(), durable(0), segment(1), durable(1, segment=1)]
+    assert list(video_records(path, StreamProgress())) == []
 
 
 def test_another_stream_call_has_its_own_schedule(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -16,10 +17,11 @@ from scope_contracts.envelope import PPEnvelope
 from scope_contracts.errors import FieldError, SnapshotError, UserInputError
 from scope_contracts.plain import Leaf, to_plain
 from scope_contracts.wire import encode
-from scope_rt.record import snapshot
+from scope_rt.record import snapshot, stream_log
 from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity, look
+from scope_rt.record.stream_log import StreamLog
 from tests.record.stalled_disk import StalledDisk
-from tests.stream_logs import planned
+from tests.stream_logs import opened, planned
 from tests.video.test_full_disk import small_disk
 
 __all__ = ["small_disk"]
@@ -320,6 +322,59 @@ def test_a_save_that_stalls_is_named_and_never_replaces_the_one_before(
     stalled_disk.stalls.clear()
     store._disk.settle(timeout_s=20)
     assert {path: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before
+
+
+def test_a_state_is_saved_once_its_log_is_written_and_names_its_end(tmp_path: Path) -> None:
+    with closing(StreamLog(tmp_path / "log")) as log:
+        log.append(opened())
+        store = SnapshotStore(tmp_path / "s")
+        store.save(HEADER, STATE, log=log)
+        header = store.header()
+        assert header is not None
+        assert header.log_offset == (tmp_path / "log").stat().st_size == log.offset
+
+
+def fill_disk(file: int, start: int, data: bytes) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_where_the_log_fails_before_it_is_written_nothing_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(StreamLog(tmp_path / "log")) as log:
+        log.append(opened())
+        store = SnapshotStore(tmp_path / "s")
+        store.save(HEADER, STATE, log=log)
+        monkeypatch.setattr(stream_log, "_write_at", fill_disk)
+        log.append(planned(0))
+        store.save(replace(HEADER, next_chunk_index=5), STATE, log=log)
+        assert log.failure is not None
+        header = store.header()
+        assert header is not None
+        assert header.next_chunk_index == HEADER.next_chunk_index
+
+
+def test_a_log_that_stalls_ends_and_a_snapshot_that_stalls_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalled_disk: StalledDisk
+) -> None:
+    monkeypatch.setattr(stream_log, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(stream_log, "_CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(os, "pwrite", stalled_disk.waiting(os.pwrite))
+    logs = [StreamLog(tmp_path / name) for name in "ab"]
+    for log in logs:
+        log.append(opened())
+        log.flush()
+    stalled_disk.stalls.set()
+    logs[0].append(planned(0))
+    SnapshotStore(tmp_path / "s").save(HEADER, STATE, log=logs[0])
+    assert "no answer from the disk" in (logs[0].failure or "")
+    with pytest.raises(SnapshotError, match=r"no answer from the disk for 0.5 s"):
+        SnapshotStore(tmp_path / "s").save(HEADER, STATE, log=logs[1])
+    stalled_disk.back.set()
+    for log in logs:
+        log.close()
+        log._disk.settle(timeout_s=20)
+    assert SnapshotStore(tmp_path / "s").header() is None
 
 
 def test_a_save_that_was_interrupted_comes_no_more(
