@@ -333,7 +333,7 @@ class StreamSession:
     def _end_together(self) -> tuple[Span, ...]:
         if self._loop is None:
             return self._rank.gather_spans()
-        with self._loop.retracting():
+        with self._loop.retracting.watching():
             self._loop.close()
             return self._rank.gather_spans()  # until then a rank may find something wrong
 

@@ -26,6 +26,16 @@ class PlannedCounts:
     next_start_frame: int
     chunks_in_epoch: int
 
+    def cut_before(self, chunk_index: int) -> "PlannedCounts":
+        """Those of a stream that continues before an earlier chunk, by a hard cut."""
+        return replace(
+            self,
+            next_call_id=self.next_call_id - self.next_chunk_index + chunk_index,
+            next_chunk_index=chunk_index,
+            next_start_frame=0,
+            chunks_in_epoch=0,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingChunk:
@@ -74,17 +84,11 @@ class ResumePoint:
     def cut_before(self, chunk_index: int, *, num_shown: int, epoch: int) -> "ResumePoint":
         """The same stream continued by a hard cut before an earlier chunk; `num_shown` were shown
         from there on, and its epochs so far end with `epoch`."""
-        counts, num_again = self.counts, self.counts.next_chunk_index - chunk_index
+        counts = self.counts.cut_before(chunk_index)
         pending = self.pending[: max(0, len(self.pending) - num_shown)]
         return replace(
             self,
-            counts=PlannedCounts(
-                next_call_id=counts.next_call_id - num_again,
-                next_chunk_index=chunk_index,
-                cache_epoch=max(counts.cache_epoch, epoch),
-                next_start_frame=0,
-                chunks_in_epoch=0,
-            ),
+            counts=replace(counts, cache_epoch=max(counts.cache_epoch, epoch)),
             conditioning=None,
             transition=None,
             num_acknowledged=self.num_acknowledged + len(self.pending) - num_shown - len(pending),
@@ -147,83 +151,33 @@ def resume_point(
     to_come: tuple[ScheduledDirective, ...],
     *,
     first_scheduled: int,
+    cut_before: int | None = None,
 ) -> ResumePoint:
-    """Where a restarted rank0 would continue: before the first chunk that has not arrived.
+    """Where a restarted rank0 would continue: before the first chunk that has not arrived, or by a
+    hard cut before a chunk that was planned before.
 
     `to_come` is what is scheduled; the log has that from `first_scheduled` on, or from the first
-    chunk that is not planned.
-    """
-    lost = pipeline.lost_by_a_restart
-    position = lost[0].before if lost else pipeline.position
-    planner = position.planner
-    counts = PlannedCounts(
-        next_call_id=planner.next_call_id,
-        next_chunk_index=planner.next_chunk_index,
-        cache_epoch=planner.cache_epoch,
-        next_start_frame=planner.next_start_frame,
-        chunks_in_epoch=planner.chunks_in_epoch,
-    )
-    planned = tuple(
-        ScheduledDirective(chunk_index=each.envelope.chunk_index, directive=each.directive)
-        for each in lost
-    )
-    first = max(first_scheduled, pipeline.position.planner.next_chunk_index)
-    point = _point_at(counts, delivery, tail, to_come, first_scheduled=first)
-    return replace(
-        point,
-        conditioning=position.text,
-        transition=position.transition,
-        asked_again=(*planned, *point.asked_again),
-    )
-
-
-def point_of_cut(
-    chunk_index: int,
-    pipeline: Pipeline,
-    delivery: Delivery,
-    tail: StreamTail,
-    to_come: tuple[ScheduledDirective, ...],
-    *,
-    first_scheduled: int,
-) -> ResumePoint:
-    """Where a restarted rank0 continues by a hard cut: before a chunk that was planned before.
-
-    The cut's epoch is above all before it, so that no chunk has the index and the epoch of one that
-    was retracted. `delivery` and `tail` hold no later chunks, for a consumer that lacks some of
-    them; the cut discards the context.
+    chunk that is not planned. With a cut, `delivery` and `tail` hold no later chunks, for a
+    consumer that lacks some of them; the cut discards the context.
 
     To continue without a cut, the cache would be rebuilt from the latents before that chunk. They
     would have to be kept for as long as the slowest detector takes (`StreamTail`), and the rebuilt
     chunks be told from the retracted ones, of the same index and epoch, by something else.
     """
-    planner = pipeline.position.planner
-    counts = PlannedCounts(
-        next_call_id=planner.next_call_id - planner.next_chunk_index + chunk_index,
-        next_chunk_index=chunk_index,
-        cache_epoch=planner.cache_epoch,
-        next_start_frame=0,
-        chunks_in_epoch=0,
+    lost = pipeline.lost_by_a_restart if cut_before is None else ()
+    position = lost[0].before if lost else pipeline.position
+    planned = (
+        ScheduledDirective(chunk_index=each.envelope.chunk_index, directive=each.directive)
+        for each in lost
     )
-    first = max(first_scheduled, planner.next_chunk_index)
-    point = _point_at(counts, delivery, tail, to_come, first_scheduled=first)
-    return replace(point, is_cut=True)
-
-
-def _point_at(
-    counts: PlannedCounts,
-    delivery: Delivery,
-    tail: StreamTail,
-    to_come: tuple[ScheduledDirective, ...],
-    *,
-    first_scheduled: int,
-) -> ResumePoint:
+    first = max(first_scheduled, pipeline.position.planner.next_chunk_index)
     return ResumePoint(
-        counts=counts,
-        conditioning=None,
-        transition=None,
-        asked_again=tuple(each for each in to_come if each.chunk_index < first_scheduled),
-        first_scheduled=first_scheduled,
-        later=tuple(each for each in to_come if each.chunk_index >= first_scheduled),
+        counts=_counts_of(position.planner, cut_before),
+        conditioning=position.text if cut_before is None else None,
+        transition=position.transition if cut_before is None else None,
+        asked_again=(*planned, *(each for each in to_come if each.chunk_index < first)),
+        first_scheduled=first,
+        later=tuple(each for each in to_come if each.chunk_index >= first),
         num_acknowledged=delivery.num_acknowledged,
         pending=tuple(
             PendingChunk(
@@ -235,7 +189,21 @@ def _point_at(
             for arrived in delivery.pending
         ),
         tail=tail,
+        is_cut=cut_before is not None,
     )
+
+
+def _counts_of(planner: Planner, cut_before: int | None) -> PlannedCounts:
+    """The epoch of a cut is above all before it, so that no chunk has the index and the epoch of
+    one that was retracted."""
+    counts = PlannedCounts(
+        next_call_id=planner.next_call_id,
+        next_chunk_index=planner.next_chunk_index,
+        cache_epoch=planner.cache_epoch,
+        next_start_frame=planner.next_start_frame,
+        chunks_in_epoch=planner.chunks_in_epoch,
+    )
+    return counts if cut_before is None else counts.cut_before(cut_before)
 
 
 class ResumePoints(Protocol):

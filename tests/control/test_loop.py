@@ -282,14 +282,14 @@ def test_control_input_is_acknowledged_no_earlier_than_it_is_saved(
     points = MemoryResumePoints()
     loop = loop_over(MemoryMesh(), max_in_flight=2, resume_points=points)
     receipts: list[Receipt] = []
-    decode = loop._decoder.decode
+    decode = loop._decoding._decoder.decode
     seen: list[Ack | None] = []
 
     def decode_watched(latents: Tensor) -> Tensor:
         seen.extend(receipt.wait(0) for receipt in receipts)
         return decode(latents)
 
-    monkeypatch.setattr(loop._decoder, "decode", decode_watched)
+    monkeypatch.setattr(loop._decoding._decoder, "decode", decode_watched)
     for chunk in loop.run(8):
         if chunk.chunk_index == 3:
             rebuild = replace(other_prompt(), recompute=True)  # it waits until nothing is in flight
