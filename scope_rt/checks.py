@@ -60,7 +60,7 @@ class _NumericsCheck(Protocol):
 
 class _LatentsCheck(Protocol):
     def __call__(
-        self, chunk: int, latents_BFCHW: Tensor, *, previous: Tensor | None, limit: float | None
+        self, chunk: int, latents_BFCHW: Tensor, *, repeats: bool, limit: float | None
     ) -> None: ...
 
 

@@ -230,6 +230,10 @@ class StreamSetup:
             instruments.checks.text(
                 where, "its embeddings, encoded again,", now=again, noted=text.embeds_sha256
             )
+        is_strict = self.config.integrity.level is IntegrityLevel.STRICT
+        if is_strict and (first := self._encoded_again()) is not None:  # it may err twice alike
+            now, noted = first
+            instruments.checks.text(where, "embeddings of the first prompt", now=now, noted=noted)
         return text
 
     def _encode(self, prompt: str) -> Tensor:

@@ -8,14 +8,15 @@ from collections import deque
 from scope_contracts.integrity import Emitted, suspect_from
 from scope_rt.checks import Checks
 from scope_rt.control.chunk import Chunk
-from scope_rt.tensors import crc32_of, sha256_of
+from scope_rt.control.proved_latents import ProvedLatents
+from scope_rt.tensors import bytes_of, crc32_of
 
 
 class Emission:
     """Chunks between their decode and their consumer."""
 
-    def __init__(self, checks: Checks) -> None:
-        self._checks = checks
+    def __init__(self, checks: Checks, proved: ProvedLatents) -> None:
+        self._checks, self._proved = checks, proved
         self._decoded: deque[Chunk] = deque()
         self._last: Emitted | None = None
 
@@ -38,9 +39,10 @@ class Emission:
         """
         due = self._decoded.popleft() if self._decoded else None
         is_read = due is None or chunk.frames is not due.frames or due.frames_crc32 is not None
-        got = _emitted(chunk, sha256_of(chunk.latents), crc32_of(chunk.frames) if is_read else 0)
-        want = None
-        if due is not None:
+        sha256 = self._proved.sha256_of(bytes_of(chunk.latents), noted=chunk.latents_sha256)
+        got = _emitted(chunk, sha256, crc32_of(chunk.frames) if is_read else 0)
+        want = got if chunk is due and not is_read and sha256 == due.latents_sha256 else None
+        if due is not None and want is None:
             crc32 = due.frames_crc32
             if crc32 is None:
                 crc32 = crc32_of(due.frames) if is_read else 0

@@ -70,7 +70,8 @@ class StreamLoop:
         self._pipeline = Pipeline(
             position, stages, max_in_flight=max_in_flight, log=log, instruments=instruments
         )
-        self._emission = Emission(instruments.checks) if verifies else None
+        proved = self._pipeline.proved
+        self._emission = Emission(instruments.checks, proved) if verifies else None
         """None verifies nothing, and keeps no chunk."""
         self._decoding = Decoding(
             decoder, stages, self._pipeline, emission=self._emission, instruments=instruments

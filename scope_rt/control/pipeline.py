@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from hashlib import sha256
 from typing import Protocol
 
 from torch import Tensor
@@ -42,6 +41,7 @@ from scope_rt.control.log_entries import (
 )
 from scope_rt.control.plan_check import PlanCheck
 from scope_rt.control.position import Position
+from scope_rt.control.proved_latents import ProvedLatents
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.pictures import PictureCheck
@@ -151,8 +151,9 @@ class Pipeline:
             self._plan_check = PlanCheck(position, instruments.checks)
         self._received = _Received.DELIVERED
         self._text_digest = ""
-        self._latents: Tensor | None = None
-        """Of the chunk that was received last."""
+        self.proved = ProvedLatents()
+        self._latents_sha256 = ""
+        """Of the chunk that was received last, as it arrived."""
         self._first_epoch = 0
         """Results of older epochs are dropped."""
 
@@ -271,14 +272,12 @@ class Pipeline:
         )
 
     def _check_latents(self, chunk: int, latents_BFCHW: Tensor) -> None:
-        rules, previous = self._stages.values, self._latents
-        self._latents = latents_BFCHW
+        rules, previous = self._stages.values, self._latents_sha256
         if rules is not None:
-            limit = rules.latent_limit
+            self._latents_sha256 = self.proved.prove(bytes_of(latents_BFCHW))
+            repeats, limit = self._latents_sha256 == previous, rules.latent_limit
             with suspect_from(chunk):
-                self._instruments.checks.latents(
-                    chunk, latents_BFCHW, previous=previous, limit=limit
-                )
+                self._instruments.checks.latents(chunk, latents_BFCHW, repeats=repeats, limit=limit)
 
     def check_kept(
         self, chunk: int, what: str, latents: bytes | memoryview, latents_sha256: str
@@ -289,7 +288,7 @@ class Pipeline:
             IntegrityError: naming the chunk, and `what` changed.
         """
         if self._stages.values is not None:
-            now = sha256(latents).hexdigest()
+            now = self.proved.sha256_of(latents, noted=latents_sha256)
             with suspect_from(chunk):
                 self._instruments.checks.kept(f"chunk {chunk}", what, now=now, noted=latents_sha256)
 

@@ -9,6 +9,7 @@ plans: neither the planner nor the transition.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -123,8 +124,9 @@ class PlanCheck:
         assert text is not None, "a plan has a text"
         with suspect_from(chunk):
             for what, got, want in self._all_of(directive, envelope, text, asked, cuts=cuts):
-                self._checks.planned(chunk, what, got=got, asked=want)
-        return replace(asked, text=text)
+                if got != want:
+                    self._checks.planned(chunk, what, got=got, asked=want)
+        return asked if asked.text is text else replace(asked, text=text)
 
     def planned(self, asked: Asked) -> None:
         """The chunk left: the next one follows on it."""
@@ -139,7 +141,9 @@ class PlanCheck:
         *,
         cuts: bool,
     ) -> Iterator[Planned]:
-        yield from zip(_STATED, _stated_in(envelope), self._stated, strict=True)
+        stated = _stated_in(envelope)
+        if stated != self._stated:
+            yield from zip(_STATED, stated, self._stated, strict=True)
         yield "init_cache", envelope.init_cache, cuts
         yield "reset_kv_cache", envelope.reset_kv_cache, cuts
         if directive.recompute and not cuts:
@@ -161,10 +165,7 @@ class PlanCheck:
 
 
 _STATED = ("base_seed", "height", "width", "denoising_step_list", "clean_pass")
-
-
-def _stated_in(envelope: PPEnvelope) -> tuple[object, ...]:
-    return tuple(getattr(envelope, name) for name in _STATED)
+_stated_in = attrgetter(*_STATED)
 
 
 def _stated(settings: StreamSettings) -> tuple[object, ...]:

@@ -85,20 +85,6 @@ class _Watch:
         self.calls[-1].flow = out
 
 
-class _LastInput:
-    """Keeps what the model was given last, until `stop`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.x: Tensor | None = None
-        self._handle = model.register_forward_pre_hook(self._before)
-
-    def stop(self) -> None:
-        self._handle.remove()
-
-    def _before(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        self.x = args[0]
-
-
 class EdgeCheck:
     """One generator rank's: `begin` before a chunk, `end` after it.
 
@@ -118,7 +104,8 @@ class EdgeCheck:
         self._patch = Projection(patch.weight, patch.bias, self._rounding)
         self._head = Projection(head_rows(head.weight), head_rows(head.bias), self._rounding)
         self._turns = CallTurns(every)
-        self._last_input: _LastInput | None = None
+        self._own_noise: dict[int, Tensor] = {}
+        """Of the chunk's steps whose turn it is."""
         self._watch: _Watch | None = None
         self._calls: list[_Call] = []
 
@@ -128,18 +115,18 @@ class EdgeCheck:
         """Watch the calls of the chunk, of which `plans` has one each."""
         self.abandon()
         self._envelope, self._tensors, self._plans = envelope, tensors, plans
-        if envelope.clean_pass:
-            self._last_input = _LastInput(self._generator.model)
+        # Now: rank0 has just drawn the start of this chunk; cold code takes ten times as long.
+        shape = tuple(tensors[LATENTS_IN].shape)
+        self._own_noise = {step: noise_of(envelope, step, shape) for step in self._steps_in_turn()}
         if envelope.do_kv_recompute or not envelope.chunk_index % self._every:
             blocks = self._generator.model.blocks
             self._watch = _Watch(self._generator.model, blocks[0], blocks[-1])
 
     def abandon(self) -> None:
         """Watch nothing any more, as after a chunk that failed."""
-        for watch in (self._watch, self._last_input):
-            if watch is not None:
-                watch.stop()
-        self._watch = self._last_input = None
+        if self._watch is not None:
+            self._watch.stop()
+        self._watch = None
 
     def end(self, latents: Tensor) -> None:
         """Hold the chunk's noise, and what was watched, against what they must be.
@@ -152,12 +139,12 @@ class EdgeCheck:
         chunk, is_strict = self._envelope.chunk_index, self._every == 1
         num_steps = len(self._envelope.denoising_step_list)
         with suspect_from(chunk if is_strict else chunk + 1 - NOISE_EVERY * num_steps):
-            self._check_noise(latents)
-        watch, last_input = self._watch, self._last_input
+            self._check_noise()
+        watch = self._watch
         self.abandon()
-        if last_input is not None and last_input.x is not None:
+        if self._envelope.clean_pass:
             with suspect_from(chunk):
-                self._check_kept(last_input.x, latents)
+                self._check_kept(latents)
         if watch is not None:
             self._calls = watch.calls
             num_in_turn = len(self._plans) - self._envelope.do_kv_recompute
@@ -191,23 +178,34 @@ class EdgeCheck:
     def _hold(self) -> Hold:
         return Hold(self._checks.edges, self._where)
 
-    def _check_noise(self, latents: Tensor) -> None:
-        """The chunk's start and its re-noise are what this rank draws by itself."""
-        envelope, hold = self._envelope, Hold(self._checks.noise, self._where)
-        turn, is_idle = divmod(envelope.chunk_index, 1 if self._every == 1 else NOISE_EVERY)
-        if is_idle:
-            return
-        num, drawn = len(envelope.denoising_step_list), self._generator.noise_drawn
-        hold.count("re-noise drawn", got=len(drawn), want=num - 1)
-        for step in range(num) if self._every == 1 else [turn % num]:
-            got = drawn[step - 1] if step else self._tensors[LATENTS_IN]
-            own = noise_of(envelope, step, tuple(latents.shape)).to(got.dtype)
-            hold.same(-1, f"noise before step {step}" if step else LATENTS_IN, got, own)
+    def _steps_in_turn(self) -> Sequence[int]:
+        """Those whose noise is drawn again."""
+        num = len(self._envelope.denoising_step_list)
+        if self._every == 1:
+            return range(num)
+        turn, is_idle = divmod(self._envelope.chunk_index, NOISE_EVERY)
+        return () if is_idle else (turn % num,)
 
-    def _check_kept(self, seen: Tensor, latents: Tensor) -> None:
+    def _check_noise(self) -> None:
+        """The chunk's start and its re-noise are what this rank draws by itself."""
+        if not self._own_noise:
+            return
+        hold, drawn = Hold(self._checks.noise, self._where), self._generator.noise_drawn
+        num = len(self._envelope.denoising_step_list)
+        hold.count("re-noise drawn", got=len(drawn), want=num - 1)
+        for step, own in self._own_noise.items():
+            got = drawn[step - 1] if step else self._tensors[LATENTS_IN]
+            name = f"noise before step {step}" if step else LATENTS_IN
+            hold.same(-1, name, got, own.to(got.dtype))
+
+    def _check_kept(self, latents: Tensor) -> None:
         """The clean pass, whose rows later chunks see, is of the latents that are shown."""
-        shown = self._feedback(self._envelope.chunk_index, latents)
-        self._hold.same(len(self._plans) - 1, "input", seen, shown.to(seen.device))
+        seen, shown = (
+            self._generator.last_input,
+            self._feedback(self._envelope.chunk_index, latents),
+        )
+        if seen is not None:
+            self._hold.same(len(self._plans) - 1, "input", seen, shown.to(seen.device))
 
     def _check_given(self, timesteps: Sequence[float], steps: range, latents: Tensor) -> None:
         """Every call has the modulation of its timestep and the text in effect; calls that are no

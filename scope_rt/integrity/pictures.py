@@ -3,8 +3,9 @@
 Chunks are decoded again, bit for bit, by a second decoder with a memory of its own: each one in
 `strict`, one in `ROTATIONS` M by default, and each that shows one single value. What both would do
 wrong alike is found elsewhere: weights of codec and text encoder are verified in rotation, all
-within M chunks; fixed latents give the frames, and the first prompt the embeddings, that they
-always gave.
+within M chunks. What has no digest (code, kernels, their switches, a table that is no tensor of a
+module) shows by what fixed latents and the first prompt give, which must be what they always gave:
+one of the fixed frames with each chunk in `strict`, else all with each chunk that is decoded again.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,15 +52,17 @@ class PictureCheck:
         self._parts, self._checks = parts, checks
         self._within = 1 if self.is_strict else within
         self._every = 1 if self.is_strict else ROTATIONS * within
+        self._text_every = within if self.is_strict else self._every
+        """New prompts are encoded twice, and in `strict` the first one with them."""
         self._rotation = Rotation(self._within)
         self._rotation.hold(parts_of(parts.weights))
         self._first_chunk: int | None = None
         """Of this process, which has loaded its parts itself."""
-        self._parts_verified_at = -1
+        self._text_verified_at = -1
         self._second: StreamingDecoder | None = None
         self._second_is_before = -1
         """The chunk that the second decoder can decode as it stands."""
-        self._fixed = self._decode_fixed()
+        self._fixed = FixedLatents(parts)
 
     @property
     def num_frames_before(self) -> int:
@@ -85,11 +88,14 @@ class PictureCheck:
         """
         crc32 = crc32_of(frames_BTHWC[0].numpy()) if self.is_strict else None
         if self._first_chunk is None:
-            self._first_chunk, self._parts_verified_at = chunk, chunk - 1
+            self._first_chunk, self._text_verified_at = chunk, chunk - 1
+            self._fixed.begin(chunk)
         self._verify_weights(chunk, self._rotation.due())  # first: they are the cause
+        if chunk % self._text_every == self._text_every // 2:
+            self._verify_text(chunk)
         if chunk % self._every != self._every // 2 and not is_constant(frames_BTHWC):
             return crc32
-        self._verify_parts(chunk)
+        self._fixed.verify(chunk, self._checks, num_frames=1 if self.is_strict else _FIXED_FRAMES)
         again = self._decoded_again(chunk, latents_BFCHW, before)
         # Turns follow from the chunk's index, so an earlier process had them too.
         with suspect_from(chunk + 1 - self._every):
@@ -123,22 +129,52 @@ class PictureCheck:
         self._second, self._second_is_before = (decoder if self.is_strict else None), chunk + 1
         return frames
 
-    def _verify_parts(self, chunk: int) -> None:
-        """Decode fixed latents, and encode a prompt again."""
-        where, fixed = f"chunk {chunk}", self._decode_fixed()
-        with suspect_from(self._parts_verified_at + 1):
-            self._checks.codec(where, "the picture of fixed latents", now=fixed, noted=self._fixed)
-            if (digests := self._parts.encoded_again()) is not None:
-                now, noted = digests
-                self._checks.text(where, "embeddings of the first prompt", now=now, noted=noted)
-        self._parts_verified_at = chunk
+    def _verify_text(self, chunk: int) -> None:
+        """Encode a prompt again."""
+        if (digests := self._parts.encoded_again()) is not None:
+            now, noted = digests
+            with suspect_from(self._text_verified_at + 1):
+                self._checks.text(
+                    f"chunk {chunk}", "embeddings of the first prompt", now=now, noted=noted
+                )
+        self._text_verified_at = chunk
 
-    def _decode_fixed(self) -> str:
-        """Digest of the frames of a small picture, decoded one latent frame after another."""
-        codec = self._parts.codec
-        side = self._parts.pixel_multiple // codec.spatial_stride
+
+class FixedLatents:
+    """A small picture that is decoded again and again, one latent frame after another."""
+
+    def __init__(self, parts: RankZeroParts) -> None:
+        """Decodes it; what it gives is right as it is now."""
+        codec = parts.codec
+        side = parts.pixel_multiple // codec.spatial_stride
         shape = (1, _FIXED_FRAMES, codec.latent_channels, side, side)
         latents = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
-        decoder = self._parts.decoder()
-        frames = [decoder.decode(latent) for latent in latents.split(1, dim=1)]
-        return digest_of(torch.cat(frames, dim=1))
+        self._latents, self._decoder = latents.split(1, dim=1), parts.decoder()
+        self._next = 0
+        self._noted = [self._decode_next() for _ in self._latents]
+        self._verified_at = [-1] * _FIXED_FRAMES
+
+    def begin(self, chunk: int) -> None:
+        """`chunk` is the first that is verified."""
+        self._verified_at = [chunk - 1] * _FIXED_FRAMES
+
+    def verify(self, chunk: int, checks: Checks, *, num_frames: int) -> None:
+        """Decode the next of its frames, and hold them against what they gave at first.
+
+        Raises:
+            IntegrityError: they changed.
+        """
+        for _ in range(num_frames):
+            frame = self._next
+            now, noted = self._decode_next(), self._noted[frame]
+            with suspect_from(self._verified_at[frame] + 1):
+                checks.codec(f"chunk {chunk}", "the picture of fixed latents", now=now, noted=noted)
+            self._verified_at[frame] = chunk
+
+    def _decode_next(self) -> str:
+        """Digest of its picture."""
+        if self._next == 0:
+            self._decoder.reset()
+        frames = self._decoder.decode(self._latents[self._next])
+        self._next = (self._next + 1) % _FIXED_FRAMES
+        return digest_of(frames)

@@ -62,6 +62,9 @@ class PeerCheck:
     def before(self, chunk: int, digest: Callable[[], ScalarDigest]) -> None:
         """Compare, if it is due, what the ranks are about to run: only then `digest` is asked for.
 
+        Settings are looked at then, and `after` every chunk: what changes them for a chunk changes
+        them until its end.
+
         Raises:
             ParityError: naming the scalar or the numeric setting, both values and both ranks.
             IntegrityError: this process's numeric settings changed.
@@ -71,8 +74,10 @@ class PeerCheck:
         due = self._num_chunks % self.every == 0
         self._num_chunks += 1
         self._waited_before_s = self.waited_s()
+        if not due:
+            return
         now = self._check_numerics(chunk)
-        if not due or self.gather is None:
+        if self.gather is None:
             return
         shared = tuple(each for each in now if not each.startswith(_OF_ONE_RANK))
         mine = PeerReport(digest=digest(), busy_ms=self._usual_ms(), numerics=shared)
@@ -99,7 +104,8 @@ class PeerCheck:
             self._compare(chunk, evidence)
         busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
         if self.gather is None and self.slow_factor > 0:
-            self._check_pace(chunk, [max(busy_ms, self._usual_ms()), self._usual_ms()])
+            usual_ms = self._usual_ms()
+            self._check_pace(chunk, [max(busy_ms, usual_ms), usual_ms])
         self._busy_ms = [*self._busy_ms[1 - NUM_REMEMBERED :], busy_ms]
 
     def _check_numerics(self, chunk: int) -> tuple[str, ...]:

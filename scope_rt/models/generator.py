@@ -113,6 +113,8 @@ class ChunkGenerator:
     _text: Sequence[TextKV] = ()
     _modulations: dict[float, Modulation] = field(default_factory=dict)
     _drawn: list[Tensor] = field(default_factory=list)
+    last_input: Tensor | None = None
+    """What the model was called with last, `[B, F, C, H/8, W/8]`."""
 
     @property
     def noise_drawn(self) -> Sequence[Tensor]:
@@ -224,6 +226,7 @@ class ChunkGenerator:
         """One generator call: one forward over all tokens of the chunk."""
         enter_call()
         modulation = self._modulation(timestep)
+        self.last_input = x
         flow = self.model(x, modulation=modulation, rope=rope, text=self._text, attend=attend)
         indices = attend.window.indices
         self.observe(timestep, start_frame * self.cache.spec.frame_tokens, indices)

@@ -78,6 +78,26 @@ def test_a_codec_that_is_wrong_the_same_way_twice_shows_fixed_latents_otherwise(
     assert len(shown) == AT
 
 
+@pytest.mark.parametrize("starts_epoch", [True, False])
+def test_a_codec_that_goes_wrong_for_one_of_the_fixed_frames_is_found_with_the_next_chunk(
+    monkeypatch: pytest.MonkeyPatch, starts_epoch: bool
+) -> None:
+    decode = TinyVideoCodec.decode
+
+    def brighter(codec: TinyVideoCodec, latents: Tensor, previous: Tensor | None) -> Tensor:
+        video = decode(codec, latents, previous)
+        return (video + 0.1).clamp(-1, 1) if (previous is None) == starts_epoch else video
+
+    def change(decoder: CheckedDecoder) -> None:
+        monkeypatch.setattr(TinyVideoCodec, "decode", brighter)
+
+    shown: list[Chunk] = []
+    with pytest.raises(IntegrityError, match="the picture of fixed latents changed") as raised:
+        shown_with(Change(FaultPoint.DECODER, AT, change), shown=shown, integrity="strict")
+    assert AT <= len(shown) <= AT + 1
+    assert raised.value.suspect_from == len(shown) - 1
+
+
 @pytest.mark.parametrize("level", ["default", "strict"])
 def test_a_fade_to_one_value_is_shown_where_every_decoder_shows_it(
     monkeypatch: pytest.MonkeyPatch, level: str

@@ -38,6 +38,26 @@ def test_a_prompt_that_is_encoded_wrong_leaves_the_stream_as_it_was() -> None:
     assert pixels(shown_with(UNTOUCHED, each=steer)) == pixels(clean)
 
 
+def test_strict_refuses_a_prompt_of_an_encoder_that_reads_the_first_one_otherwise_now() -> None:
+    refused: list[str] = []
+
+    def steer(session: StreamSession, chunk: Chunk) -> None:
+        encoder = session.setup.text_encoder
+        assert isinstance(encoder, WordTextEncoder)
+        if chunk.chunk_index == 1:
+            before = encoder.forward
+            encoder.forward = lambda prompts: before(prompts) * 1.01  # type: ignore[method-assign]
+            with pytest.raises(IntegrityError, match="embeddings of the first prompt changed"):
+                session.prompt("a white circle")
+            refused.append("a white circle")
+
+    shown = shown_with(UNTOUCHED, each=steer, integrity="strict", verify_within=32)
+    assert refused
+    assert {chunk.prompt for chunk in shown} == {PROMPT}
+    with pytest.raises(IntegrityError, match=r"chunk 4: .* embeddings of the first prompt changed"):
+        shown_with(UNTOUCHED, each=steer, integrity="strict", verify_within=8)
+
+
 def test_a_weight_of_the_text_encoder_is_found_in_strict_with_the_next_chunk() -> None:
     def flip(session: StreamSession, chunk: Chunk) -> None:
         encoder = session.setup.text_encoder

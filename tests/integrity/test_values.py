@@ -52,14 +52,13 @@ def test_without_the_check_they_are_shown() -> None:
 
 def test_the_same_latents_again_are_refused() -> None:
     latents = torch.randn(1, 3, 4, 2, 2)
-    check_latents(4, latents, previous=None, limit=None)
-    check_latents(5, latents + 1e-3, previous=latents, limit=None)
+    check_latents(5, latents, repeats=False, limit=None)
     with pytest.raises(IntegrityError, match="chunk 5: the latents are those of the chunk before"):
-        check_latents(5, latents.clone(), previous=latents, limit=None)
+        check_latents(5, latents, repeats=True, limit=None)
 
 
 def test_a_recipe_that_states_no_limit_refuses_no_finite_number() -> None:
-    check_latents(0, torch.tensor([1e30, -1e30]), previous=None, limit=None)
+    check_latents(0, torch.tensor([1e30, -1e30]), repeats=False, limit=None)
 
 
 @pytest.mark.parametrize("place", [0, 40_000, -1])

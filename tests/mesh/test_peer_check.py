@@ -174,6 +174,18 @@ def test_a_numeric_setting_that_changed_is_named_before_the_next_chunk() -> None
         it.before(DIGEST.chunk_index, lambda: DIGEST)
 
 
+def test_a_numeric_setting_that_changed_between_comparisons_is_named_after_its_chunk() -> None:
+    settings = ["a=1", "a=2"]
+    it = replace(check(peer_ms=None), every=64, numerics=lambda: (settings[0],))
+    it.before(6, lambda: DIGEST)
+    it.after(6, 1.0, None)
+    it.before(7, lambda: DIGEST)
+    settings.reverse()
+    with pytest.raises(IntegrityError, match=r"chunk 7: rank 1: .* a=2 \(was a=1\)") as raised:
+        it.after(7, 1.0, None)
+    assert raised.value.suspect_from == 7
+
+
 def test_ranks_that_start_with_other_numeric_settings_are_named() -> None:
     def gather(mine: bytes) -> list[bytes]:
         other = PeerReport(digest=DIGEST, busy_ms=0.0, numerics=("cpu=AVX2",))
