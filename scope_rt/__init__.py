@@ -47,9 +47,10 @@ if TYPE_CHECKING:
     from scope_rt.config import StreamConfig
     from scope_rt.control.chunk import Chunk
     from scope_rt.control.inbox import Ack, Receipt
+    from scope_rt.control.scheduled_event import ScheduledEvent
     from scope_rt.control.transition import Interpolation, TransitionSpec
     from scope_rt.models.registry import register_codec, register_text_encoder
-    from scope_rt.session import ScheduledEvent, StreamSession
+    from scope_rt.session import StreamSession
 
 _MODULES = {
     "Ack": "scope_rt.control.inbox",
@@ -57,7 +58,7 @@ _MODULES = {
     "Interpolation": "scope_rt.control.transition",
     "Receipt": "scope_rt.control.inbox",
     "Retraction": "scope_contracts.retraction",
-    "ScheduledEvent": "scope_rt.session",
+    "ScheduledEvent": "scope_rt.control.scheduled_event",
     "StreamConfig": "scope_rt.config",
     "StreamSession": "scope_rt.session",
     "TransitionSpec": "scope_rt.control.transition",

@@ -7,12 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_records import Closed, Durable, Scheduled, Segment
+from scope_contracts.log_records import Closed, Durable, Segment
 from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
@@ -21,6 +20,7 @@ from scope_rt.control.log_entries import failed_record
 from scope_rt.control.loop import StreamLoop
 from scope_rt.control.pipeline import Stages
 from scope_rt.control.planner import Planner
+from scope_rt.control.scheduled_event import ScheduledEvent, scheduled_record
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.pictures import PictureCheck
@@ -29,40 +29,14 @@ from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import SeededNoise
+from scope_rt.record.log import Log, NullLog
 from scope_rt.record.reader import video_records
-from scope_rt.record.stream_log import Log, NullLog
-from scope_rt.recovery import Recovery, Resumed
+from scope_rt.recovery import Recovery
+from scope_rt.resumed import Resumed
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.trace import Span, Trace
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledEvent:
-    """What happens at the first chunk from `chunk_index` on: any of a prompt change (soft with a
-    `transition`), a hard cut, and a rebuild of the cache from context."""
-
-    chunk_index: int
-    prompt: str | None = None
-    transition: TransitionSpec | None = None
-    hard_cut: bool = False
-    recompute: bool = False
-
-
-def scheduled_record(event: ScheduledEvent) -> Scheduled:
-    """`event`, asked for now, as the log of its stream has it."""
-    transition = event.transition
-    return Scheduled(
-        at_s=time.time(),
-        chunk_index=event.chunk_index,
-        prompt=event.prompt,
-        hard_cut=event.hard_cut,
-        transition_num_chunks=0 if transition is None else transition.num_chunks,
-        transition_method="" if transition is None else str(transition.method),
-        transition_bias_floor=1.0 if transition is None else transition.bias_floor,
-        recompute=event.recompute,
-    )
 
 
 class StreamSession:

@@ -23,11 +23,11 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.resume_point import PendingChunk, PlannedCounts, ResumePoint
+from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.models.recipe import CacheUpkeep, Recipe
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
-from scope_rt.recovery import SavedResumePoints
 from scope_rt.stream_identity import identity
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import TORCH_DTYPES, sha256_of, spec_of

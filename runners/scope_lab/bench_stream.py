@@ -25,7 +25,7 @@ from scope_rt.control.planner import Planner
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.rank import Rank
 from scope_rt.models.noise import SeededNoise
-from scope_rt.record.stream_log import Log, NullLog
+from scope_rt.record.log import Log, NullLog
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.topology import RUNNABLE

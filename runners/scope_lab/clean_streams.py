@@ -18,8 +18,9 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_lab.soak.schedule import drawn_cues, drawn_places, drawn_prompt
 from scope_rt.config import StreamConfig
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.integrity.oracle import BlockAudit, Stage
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 
 CHUNKS = 272
 """Of one stream: the fixed chunk has its second run after 256."""

@@ -15,7 +15,8 @@ from scope_contracts.parity import state_hash
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.resume_point import ResumePoint
-from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore
+from scope_rt.record.snapshot import SnapshotStore
+from scope_rt.record.snapshot_header import SnapshotHeader
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import empty, specs_of

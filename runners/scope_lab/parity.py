@@ -40,7 +40,7 @@ from scope_rt.mesh.worker import LocalMesh, RemoteMesh, Worker, serve_leader
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import build_transformer
 from scope_rt.models.original_names import to_diffusers
-from scope_rt.record.stream_log import NullLog
+from scope_rt.record.log import NullLog
 from scope_rt.topology import Topology
 from scope_runners.command_parser import CommandParser
 from scope_runners.guarded import guarded

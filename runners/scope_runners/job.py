@@ -14,10 +14,10 @@ from pathlib import Path
 
 from scope_contracts.errors import UserInputError
 from scope_rt.control.recompute import RecomputeMode
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.output_file import claim
-from scope_rt.session import ScheduledEvent
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.vae.codec import num_frames
 from scope_rt.video.segments import CODEC_OF_SUFFIX

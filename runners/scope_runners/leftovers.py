@@ -6,10 +6,11 @@ from pathlib import Path
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Scheduled
+from scope_rt.control.scheduled_event import scheduled_record
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import read_progress
-from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore
-from scope_rt.session import scheduled_record
+from scope_rt.record.snapshot import SnapshotStore
+from scope_rt.record.snapshot_header import SnapshotHeader
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.wording import counted
 

@@ -27,13 +27,14 @@ from scope_contracts.tensor_spec import DType
 from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
 from scope_rt.control.log_entries import recorded_transition
 from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.record.reader import StreamHistory, open_log
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.topology import Topology, plan_named
 from scope_runners import logs

@@ -25,9 +25,9 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.disk import remedy
 from scope_rt.file_digest import FileDigest
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.record.log import Log
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.snapshot import SnapshotStore, look
-from scope_rt.record.stream_log import Log
 from scope_rt.session import StreamSession
 from scope_rt.trace import Span, write_chrome_trace
 from scope_rt.video.writer import VideoWriter

@@ -12,8 +12,8 @@ from scope_contracts.retraction import Retraction
 from scope_rt import output_file
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.log_entries import finished_record
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.file_digest import FileDigest
-from scope_rt.session import ScheduledEvent
 from scope_rt.version import __version__
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.timings import StageSummary, StageTimings

@@ -26,8 +26,8 @@ from scope_rt.control.unverified import Unverified
 from scope_rt.control.verified_inbox import VerifiedInbox
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
+from scope_rt.record.log import Log
 from scope_rt.record.runs import Runs
-from scope_rt.record.stream_log import Log
 from scope_rt.tensors import bytes_of
 from scope_rt.vae.codec import StreamingDecoder
 

@@ -47,7 +47,7 @@ from scope_rt.instruments import Instruments
 from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import INITIAL, NoiseSource
-from scope_rt.record.stream_log import Log
+from scope_rt.record.log import Log
 from scope_rt.tensors import TORCH_DTYPES, bytes_of, digest_of, sha256_of, specs_by_name, specs_of
 
 

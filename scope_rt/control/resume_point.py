@@ -13,7 +13,7 @@ from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.tail import StreamTail
 from scope_rt.control.transition import Transition
-from scope_rt.record.stream_log import Log
+from scope_rt.record.log import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

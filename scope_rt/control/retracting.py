@@ -12,7 +12,7 @@ from scope_contracts.errors import DamageError, IntegrityError, LinkError
 from scope_contracts.retraction import Retraction
 from scope_rt.control.log_entries import retracted_record
 from scope_rt.control.unverified import Unverified
-from scope_rt.record.stream_log import Log
+from scope_rt.record.log import Log
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from scope_rt.control.inbox import ControlInbox
 from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.resume_point import ResumePoint, ResumePoints, resume_point
 from scope_rt.control.tail import StreamTail
-from scope_rt.record.stream_log import Log
+from scope_rt.record.log import Log
 from scope_rt.tensors import bytes_of
 
 

@@ -39,7 +39,8 @@ from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import decode_envelope, encode
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
-from scope_rt.record.stream_log import Log
+from scope_rt.record.log import Log
+from scope_rt.record.snapshot_header import SnapshotHeader
 from scope_rt.tensors import NAMES, TORCH_DTYPES, bytes_of
 
 _LOOK_TIMEOUT_S = 10.0
@@ -53,21 +54,6 @@ _MOST_READS = 100
 _NO_LIMIT = 2**31
 
 State = TypeVar("State")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotHeader:
-    """Whose state it is, and how far that stream is.
-
-    `run_id` is the same for every start of the ranks by one launcher, `identity` what must be equal
-    for a stream to be resumed, `log` the file of which the state belongs to byte `log_offset`.
-    """
-
-    run_id: str
-    identity: tuple[tuple[str, str], ...]
-    log: str
-    log_offset: int
-    next_chunk_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +72,6 @@ def look(folder: Path) -> SnapshotHeader | None:
         return answer(read, timeout_s=_LOOK_TIMEOUT_S)
     except (UserInputError, StallError):
         return None
-
-
-def check_identity(
-    header: SnapshotHeader, identity: tuple[tuple[str, str], ...], *, folder: Path
-) -> None:
-    """Refuse to resume the stream of a snapshot as another one.
-
-    Raises:
-        UserInputError: naming what differs.
-    """
-    theirs, ours = dict(header.identity), dict(identity)
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            raise UserInputError(
-                f"the snapshot {folder} is of a stream with {name} {theirs.get(name)}, this one "
-                f"has {ours.get(name)}; use that one again, or to start anew, delete {folder}"
-            )
 
 
 class SnapshotStore:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from scope_contracts.errors import ContractError, ScopeError, UserInputError
 from scope_contracts.log_file import MAGIC, end_of_whole, pack, refuse_special
@@ -37,41 +36,6 @@ _LOG = logging.getLogger(__name__)
 
 
 def _allow() -> None: ...
-
-
-class Log(Protocol):
-    """What writes down a stream, as those see it who append to it."""
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def failure(self) -> str | None: ...
-
-    @property
-    def latents_failure(self) -> str | None: ...
-
-    def append(self, record: Record, blob: bytes = b"") -> None: ...
-
-    def when_written(self, call: Callable[[int], None]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NullLog:
-    """Writes nothing down."""
-
-    offset = 0
-    failure: str | None = None
-    latents_failure: str | None = None
-
-    def append(self, record: Record, blob: bytes = b"") -> None: ...
-
-    def when_written(self, call: Callable[[int], None]) -> None:
-        """Nothing has to be written first."""
-        call(self.offset)
-
-    def close(self) -> None: ...
 
 
 class StreamLog:

@@ -34,7 +34,7 @@ from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import SeededNoise
-from scope_rt.record.stream_log import Log
+from scope_rt.record.log import Log
 from scope_rt.tensors import bytes_of, digest_of, sha256_of
 from tests.tiny_folder import RECIPE
 

@@ -15,9 +15,9 @@ from scope_contracts.log_records import Control, Dropped, Finished, Planned
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Ack, Conditioning, Directive, Receipt, ScheduledDirective
 from scope_rt.control.resume_point import ResumePoint
+from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.record.snapshot import SnapshotStore
-from scope_rt.recovery import SavedResumePoints
 from tests.control.memory_mesh import (
     CUT,
     FIELD,

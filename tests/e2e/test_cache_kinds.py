@@ -10,7 +10,8 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.control.scheduled_event import ScheduledEvent
+from scope_rt.session import StreamSession
 from scope_runners.replay import add_replay_arguments, run_replay
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 

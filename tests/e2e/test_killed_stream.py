@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from scope_contracts.log_records import Begun
 from scope_rt.control.resume_point import ResumePoint
+from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import read_progress, video_records
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
-from scope_rt.recovery import SavedResumePoints
 from scope_rt.video.writer import VideoWriter
 from tests.control.memory_mesh import MemoryMesh, loop_over
 from tests.record.killed import Report, lives

@@ -9,12 +9,13 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
 from scope_rt.record.reader import read_history
 from scope_rt.record.snapshot import look
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 

@@ -16,10 +16,11 @@ from scope_contracts.errors import UserInputError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.loading import ModelFolder
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.text.words import WordTextEncoder
 from tests.tiny_folder import RECIPE, write_tiny_folder

@@ -9,13 +9,14 @@ import torch
 
 from scope_contracts.envelope import LATENTS_OUT, PlanId, PPResult
 from scope_rt.config import StreamConfig
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.integrity.verifier import Verifier
 from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.noise import SeededNoise
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.tiny import TinyStreamingDecoder

@@ -7,9 +7,10 @@ from typing import Any
 from scope_rt.checks import Checks
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Arrived, Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.vae.checked import CheckedDecoder
 from scope_rt.vae.tiny import TinyVideoCodec
 from tests.integrity.corruption import PROMPT, Change, flip_bit

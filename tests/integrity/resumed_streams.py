@@ -12,10 +12,11 @@ from scope_contracts.errors import PeerLostError, ScopeError
 from scope_rt.checks import Checks
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from tests.integrity.corruption import PROMPT, Change, flip_bit
 from tests.tiny_folder import tiny_folder
 

@@ -17,10 +17,11 @@ from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.plan_check import PlanCheck
 from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from tests.integrity.corruption import PROMPT, Change, stream
 from tests.tiny_folder import tiny_folder

@@ -11,8 +11,9 @@ from scope_contracts.errors import IntegrityError, UserInputError
 from scope_rt.checks import Checks
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.faults import FaultPoint
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from tests.integrity.rank0_streams import AT, UNTOUCHED, WITHIN, nothing, pixels, shown_with
 from tests.tiny_folder import KREA_RECIPE, tiny_folder, write_tiny_folder
 

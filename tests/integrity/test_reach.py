@@ -13,6 +13,7 @@ from scope_contracts.integrity import suspect_from
 from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.control.unverified import Unverified
 from scope_rt.faults import FaultPoint
@@ -22,7 +23,7 @@ from scope_rt.mesh.reported import Failure
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.record.reader import read_history
 from scope_rt.record.runs import Runs
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from tests.integrity.resumed_streams import (
     LOST,
     NEW_PROMPT,

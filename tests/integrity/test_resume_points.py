@@ -10,10 +10,10 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_rt.control.inbox import Conditioning
 from scope_rt.control.resume_point import ResumePoint
+from scope_rt.control.saved_points import SavedResumePoints
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
-from scope_rt.record.stream_log import Log
-from scope_rt.recovery import SavedResumePoints
-from scope_rt.session import ScheduledEvent
+from scope_rt.record.log import Log
 from tests.integrity.resumed_streams import AT, LOST, broken, continued
 
 SOFTLY = TransitionSpec(num_chunks=4, method=Interpolation.LERP, bias_floor=0.5)

@@ -20,11 +20,12 @@ from scope_contracts.log_file import Entry, LogReader
 from scope_contracts.log_records import Finished
 from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.record.reader import read_history
 from scope_rt.record.snapshot import SnapshotStore
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from tests.integrity.corruption import PROMPT, Change
 from tests.integrity.resumed_streams import (
     AT,

@@ -10,10 +10,11 @@ from torch import nn
 from scope_contracts.errors import FingerprintError, IntegrityError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from tests.integrity.corruption import PROMPT, Change, flip_bit, stored_rows, stream, swap_rows
 from tests.tiny_folder import tiny_folder
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from scope_rt.config import StreamConfig
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_runners.break_it.faults import FaultPlan, InjectedFaults, at
 from tests.multiprocess.ranks import Ranks
 from tests.rounding import TP_CONTRACT

@@ -13,12 +13,13 @@ from scope_contracts.envelope import PlanId, PPEnvelope
 from scope_lab.parity import replay
 from scope_lab.reference_rollout import Recording
 from scope_rt.config import MeshConfig, StreamConfig
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.process_group import join_world
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.topology import Topology
 from scope_rt.trace import TraceRecorder
 from scope_rt.vae.tiny import TinyStreamingDecoder

@@ -9,7 +9,8 @@ from torch import Tensor
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Closed, Finished, Published
 from scope_rt.record.reader import open_log, read_history
-from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore
+from scope_rt.record.snapshot import SnapshotStore
+from scope_rt.record.snapshot_header import SnapshotHeader
 from scope_rt.record.stream_log import StreamLog
 from tests.record.killed import Report, lives
 from tests.stream_logs import durable, finished, opened, planned

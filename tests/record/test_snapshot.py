@@ -18,7 +18,8 @@ from scope_contracts.errors import FieldError, SnapshotError, UserInputError
 from scope_contracts.plain import Leaf, to_plain
 from scope_contracts.wire import encode
 from scope_rt.record import snapshot, stream_log
-from scope_rt.record.snapshot import SnapshotHeader, SnapshotStore, check_identity, look
+from scope_rt.record.snapshot import SnapshotStore, look
+from scope_rt.record.snapshot_header import SnapshotHeader, check_identity
 from scope_rt.record.stream_log import StreamLog
 from tests.record.stalled_disk import StalledDisk
 from tests.stream_logs import opened, planned

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scope_contracts.errors import UserInputError
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.models.loading import ModelFolder
-from scope_rt.session import ScheduledEvent
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.vae.codec import VideoCodec
 from scope_runners import stream

@@ -18,12 +18,13 @@ from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Control, Dropped, Finished, Opened, Planned, Record
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import StreamConfig
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.content_cache import FileContent
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.record.reader import open_log
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_runners.recording_argument import read_recording
 from scope_runners.replay import add_replay_arguments, prepare, run_replay
 from tests import warm_python

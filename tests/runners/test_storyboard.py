@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError
-from scope_rt.session import ScheduledEvent
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.video.writer import VideoWriter
 from scope_runners import storyboard
 from scope_runners.job import Timeline

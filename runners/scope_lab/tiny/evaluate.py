@@ -39,8 +39,9 @@ from scope_lab.tiny.verdicts import (
 )
 from scope_lab.tiny.world import CHUNK_FRAMES, FRAMES_PER_SECOND, sample_clips
 from scope_rt.config import StreamConfig
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.text.words import parse
 from scope_rt.vae.codec import VideoCodec
 from scope_rt.video.contact_sheet import write_contact_sheet

@@ -21,8 +21,9 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
 from scope_rt.control.recompute import RecomputeMode
+from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.session import ScheduledEvent, StreamSession
+from scope_rt.session import StreamSession
 from scope_rt.watchdog import Watchdog
 from scope_runners.break_it.consumer import ChunkConsumer, open_consumer
 from scope_runners.break_it.events import EventKind, EventLog, read_events

@@ -1,0 +1,37 @@
+"""A resume point is kept in a snapshot folder, with the place in the log that it belongs to."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scope_rt.control.resume_point import ResumePoint
+from scope_rt.record.log import Log
+from scope_rt.record.snapshot import SnapshotStore
+from scope_rt.record.snapshot_header import SnapshotHeader
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedResumePoints:
+    """Resume points in a snapshot folder; `newest` is where the last one that was saved leads."""
+
+    store: SnapshotStore
+    log: Path
+    run_id: str
+    identity: tuple[tuple[str, str], ...]
+    newest: int = -1
+
+    def save(self, point: ResumePoint, *, log: Log) -> None:
+        """As `ResumePoints.save`."""
+        header = SnapshotHeader(
+            run_id=self.run_id,
+            identity=self.identity,
+            log=str(self.log.absolute()),
+            log_offset=0,
+            next_chunk_index=point.counts.next_chunk_index,
+        )
+        kept = replace(point, later=())  # the log has it, once
+        if log.failure is None:
+            self.store.save(header, kept, log=log)
+        elif header.next_chunk_index <= self.newest:
+            self.store.save(replace(header, log_offset=log.offset), kept)
+        if log.failure is None:
+            self.newest = header.next_chunk_index

@@ -1,0 +1,41 @@
+"""What writes down a stream, as those see it who append to it; how, is `stream_log`."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from scope_contracts.log_records import Record
+
+
+class Log(Protocol):
+    """What writes down a stream, as those see it who append to it."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def failure(self) -> str | None: ...
+
+    @property
+    def latents_failure(self) -> str | None: ...
+
+    def append(self, record: Record, blob: bytes = b"") -> None: ...
+
+    def when_written(self, call: Callable[[int], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NullLog:
+    """Writes nothing down."""
+
+    offset = 0
+    failure: str | None = None
+    latents_failure: str | None = None
+
+    def append(self, record: Record, blob: bytes = b"") -> None: ...
+
+    def when_written(self, call: Callable[[int], None]) -> None:
+        """Nothing has to be written first."""
+        call(self.offset)
+
+    def close(self) -> None: ...
