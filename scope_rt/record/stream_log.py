@@ -9,6 +9,7 @@ latents, then the log as a whole, which then ends at its last whole record.
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -74,6 +75,8 @@ class StreamLog:
         self._chunk_index = -1
         self._lock = threading.Lock()
         self._num_appended = self._num_written = 0
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        """Who waits for how many records; a call of its own would wake the thread once more."""
         self._disk = DaemonExecutor("stream-log")
         self._check: LogCheck | None = None
         try:
@@ -132,11 +135,12 @@ class StreamLog:
 
         Blocks for at most `STALL_TIMEOUT_S`.
         """
-        if self._num_written == self._num_appended or self.failure is not None:
-            return
-        written = threading.Lock()
-        written.acquire()
-        self._disk.post(written.release)
+        with self._lock:
+            if self._num_written == self._num_appended or self.failure is not None:
+                return
+            written = threading.Lock()
+            written.acquire()
+            self._waiting.append((self._num_appended, written))
         if not written.acquire(timeout=STALL_TIMEOUT_S):
             self._fail(_reason(StallError(STALL_TIMEOUT_S)))
 
@@ -192,7 +196,10 @@ class StreamLog:
         except Exception as error:  # noqa: BLE001 - a bug of ours: no record may be missing unsaid
             self._fail(f"{type(error).__name__}: {error}")
         finally:
-            self._num_written += 1
+            with self._lock:
+                self._num_written += 1
+                while self._waiting and self._waiting[0][0] <= self._num_written:
+                    self._waiting.popleft()[1].release()
 
     def _write_or_drop(self, record: Record, blob: bytes) -> None:
         if blob and not self._record_latents and isinstance(record, Finished):
