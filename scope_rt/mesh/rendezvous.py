@@ -199,6 +199,9 @@ class _Participant:
             if len(mine.tokens) == len(tokens) and mine.encode() != roster:
                 roster = mine.encode()
                 self._values.write(_ROSTER, roster)
+        if roster is None and self._start is not None:
+            # Others wrote there, and a rank0 that has met all writes it no more.
+            roster = self._start.roster
         if roster is None or not self._holds_my_token(roster):
             return None
         if self._start is None or roster != self._start.roster:

@@ -11,10 +11,11 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from scope_contracts.errors import AuthenticationError, LinkError, LinkTimeoutError
+from scope_rt.mesh import rendezvous
 from scope_rt.mesh.authentic import Key, SealedStore
 from scope_rt.mesh.heartbeat import Heartbeat, closed_by
 from scope_rt.mesh.meeting_point import host_store
-from scope_rt.mesh.rendezvous import Meeting, Roster
+from scope_rt.mesh.rendezvous import Meeting, Roster, meet
 from scope_rt.mesh.reported import Failure, FailureKind
 from scope_rt.stream_secret import StreamSecret
 from tests.mesh.meetings import meet_all, meet_two, point_at
@@ -110,6 +111,34 @@ def test_what_a_stranger_writes_while_ranks_meet_costs_time_alone(
     assert "the run of a stranger" not in runs
     again = meet_two(point_at(store.port), SECRET)
     assert again[0].run_id == again[1].run_id != "the run of a stranger"
+
+
+def test_a_roster_that_a_stranger_writes_over_once_rank0_has_met_all_holds_nobody_up(
+    store: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank0 has left the meeting then, and writes it no more."""
+    has_confirmed, stranger = rendezvous._Start.has_confirmed, as_stranger(store)
+    rank0_has_met = threading.Event()
+
+    def wait_for_the_stranger(start: Any, rank: int) -> bool:
+        is_confirmed = has_confirmed(start, rank)
+        if is_confirmed and rank == 1 and threading.current_thread() is follower:
+            is_there = rank0_has_met.is_set()
+            assert rank0_has_met.wait(20)
+            return is_there
+        return is_confirmed
+
+    met: list[Meeting] = []
+    monkeypatch.setattr(rendezvous._Start, "has_confirmed", wait_for_the_stranger)
+    point, how = point_at(store.port), {"world_size": 2, "timeout_s": 20.0, "secret": SECRET}
+    follower = threading.Thread(target=lambda: met.append(meet(point, rank=1, **how)))
+    follower.start()
+    met.append(meet(point, rank=0, **how))
+    forge(stranger)
+    rank0_has_met.set()
+    follower.join(30)
+    assert len(names_of([*met])) == 1
+    assert len(met) == 2
 
 
 def test_a_meeting_that_is_played_back_is_no_meeting(store: TCPStore) -> None:
