@@ -114,19 +114,16 @@ class NumericFault:
     topology: Topology = TP2
     script: Script = A_STREAM
 
-    def cases(self) -> tuple[Case, ...]:
-        """One for each level that finds it."""
-        return tuple(
-            Case(
-                number=self.number,
-                name=f"{self.name}/{level}",
-                description=self.description,
-                default_topology=self.topology,
-                build=partial(self._build, level),
-                level=level,
-                layer=self.layer,
-            )
-            for level in self.levels
+    def at(self, level: IntegrityLevel) -> Case:
+        """As it is tried at one level."""
+        return Case(
+            number=self.number,
+            name=f"{self.name}/{level}",
+            description=self.description,
+            default_topology=self.topology,
+            build=partial(self._build, level),
+            level=level,
+            layer=self.layer,
         )
 
     def _build(self, level: IntegrityLevel, topology: Topology, pace: Pace) -> Scenario | None:
@@ -157,3 +154,8 @@ class NumericFault:
             shared=integrity,
             script=self.script,
         )
+
+
+def cases_of(*faults: NumericFault) -> tuple[Case, ...]:
+    """Each of `faults`, at every level that finds it."""
+    return tuple(fault.at(level) for fault in faults for level in fault.levels)

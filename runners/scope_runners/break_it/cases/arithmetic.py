@@ -15,6 +15,7 @@ from scope_runners.break_it.numeric import (
     WITHIN,
     NumericFault,
     all_generators,
+    cases_of,
     refused_by_group,
     refused_there,
 )
@@ -36,8 +37,8 @@ _COMPUTED = partial(
     script=A_LONGER_STREAM,
 )
 
-CASES = (
-    *NumericFault(
+CASES = cases_of(
+    NumericFault(
         number=39,
         name="sums-all-ranks",
         description="all-reduces give all ranks the same noisy sums",
@@ -50,35 +51,35 @@ CASES = (
         topology=TP2,
         chunk=AUDITED_CHUNK - WITHIN + 1,
         script=A_LONGER_STREAM,
-    ).cases(),
-    *_COMPUTED(
+    ),
+    _COMPUTED(
         number=40,
         name="bias-computed",
         description="the bias is another one after ranks have compared it",
         action="change_bias",
-    ).cases(),
-    *_COMPUTED(
+    ),
+    _COMPUTED(
         number=41,
         name="kernel",
         description="attention takes the newest value for zero",
         action="change_kernel",
-    ).cases(),
-    *_COMPUTED(
+    ),
+    _COMPUTED(
         number=42,
         name="rotations",
         description="rotation tables are those of the frame before",
         layer=(Detector.ORACLE, Detector.EDGES),
         action="turn_rotations",
-    ).cases(),
-    *_COMPUTED(
+    ),
+    _COMPUTED(
         number=43,
         name="early-write",
         description="a layer's rows are written at a chunk's last call only",
         levels=(IntegrityLevel.STRICT,),  # else its layer and calls have their turn much later
         layer=(Detector.CACHED_ROWS,),
         action="skip_early_writes",
-    ).cases(),
-    *_COMPUTED(
+    ),
+    _COMPUTED(
         number=80,
         name="last-block",
         description="the last block, whose turn comes after the fixed chunk, is off by a hundredth",
@@ -88,5 +89,5 @@ CASES = (
         on=all_generators,
         chunk=CANARY_CHUNK - WITHIN + 1,
         script=Script(num_chunks=CANARY_CHUNK + 2),
-    ).cases(),
+    ),
 )

@@ -7,7 +7,7 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_rt.topology import Topology
 from scope_runners.break_it.actions.state import How
 from scope_runners.break_it.detectors import Detector
-from scope_runners.break_it.numeric import ARITHMETIC, NumericFault, refused_there
+from scope_runners.break_it.numeric import ARITHMETIC, NumericFault, cases_of, refused_there
 from scope_runners.break_it.scenario import IN_ORDER, PEER_LOST, SINGLE, Expected
 
 _WHAT = {
@@ -32,31 +32,30 @@ _ROWS = partial(
 )
 _CHANGED = partial(_ROWS, number=26, action="damage_rows")
 
-CASES = (
+CASES = cases_of(
     *(
-        case
-        for how, description in _WHAT.items()
-        for case in _CHANGED(
+        _CHANGED(
             name=f"rows-{how}",
             description=f"{description}, on one rank",
             arguments={"how": how},
             takes_turns=True,
-        ).cases()
+        )
+        for how, description in _WHAT.items()
     ),
-    *_CHANGED(
+    _CHANGED(
         name="rows-nan",
         description="the rows of one cached frame are NaN, on one rank",
         arguments={"how": How.NAN},
         layer=(Detector.ROWS, Detector.VALUES, Detector.CACHED_ROWS, *ARITHMETIC),
         refusal=_refused_nan,
         topology=SINGLE,
-    ).cases(),
-    *_ROWS(
+    ),
+    _ROWS(
         number=27,
         name="skipped-write",
         description="one layer's rows are never written to the cache, on one rank",
         layer=(Detector.ROWS, Detector.CACHED_ROWS),
         action="skip_writes",
         takes_turns=True,
-    ).cases(),
+    ),
 )

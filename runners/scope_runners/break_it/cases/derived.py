@@ -8,7 +8,7 @@ from scope_rt.topology import Topology
 from scope_runners.break_it.actions.state import How
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.job import Script, ScriptEvent
-from scope_runners.break_it.numeric import NumericFault, refused_there
+from scope_runners.break_it.numeric import NumericFault, cases_of, refused_there
 from scope_runners.break_it.scenario import FAULT_CHUNK, PEER_LOST, PP0, Expected
 
 UNSEEN_CHUNK = FAULT_CHUNK + 1
@@ -47,33 +47,33 @@ _MODULATION = partial(
     topology=PP0,
 )
 
-CASES = (
-    *_TEXT(
+CASES = cases_of(
+    _TEXT(
         name="text-flip",
         description="one bit of the text values flips on one rank",
         arguments={"how": How.FLIP},
-    ).cases(),
-    *_TEXT(
+    ),
+    _TEXT(
         name="text-noise",
         description="the text values are noisy on one rank",
         arguments={"how": How.NOISE},
-    ).cases(),
-    *_TEXT(
+    ),
+    _TEXT(
         number=29,
         name="text-next-prompt",
         description="the text values change, and a new prompt replaces them",
         arguments={"how": How.NOISE},
         chunk=UNSEEN_CHUNK,
         script=NEXT_PROMPT,
-    ).cases(),
-    *_MODULATION(
+    ),
+    _MODULATION(
         name="modulation-flip",
         description="one bit of a step's modulation flips",
         arguments={"how": How.FLIP},
-    ).cases(),
-    *_MODULATION(
+    ),
+    _MODULATION(
         name="modulation-swap",
         description="two rows of a step's modulation change places",
         arguments={"how": How.SWAP},
-    ).cases(),
+    ),
 )

@@ -13,6 +13,7 @@ from scope_runners.break_it.numeric import (
     WITHIN,
     NumericFault,
     all_generators,
+    cases_of,
     rank0,
     refused_by_each,
 )
@@ -39,33 +40,33 @@ _MADE = partial(
     topology=TP2,
 )
 
-CASES = (
-    *_EDGE(
+CASES = cases_of(
+    _EDGE(
         number=44,
         name="patches",
         description="the first block is given one token off by a thousandth",
         action="change_patches",
-    ).cases(),
-    *_EDGE(
+    ),
+    _EDGE(
         number=45,
         name="head",
         description="the head's product is off by a thousandth for one token",
         action="change_head",
-    ).cases(),
-    *_EDGE(
+    ),
+    _EDGE(
         number=46,
         name="sigma",
         description="noise levels are those of another shift",
         action="change_schedule",
-    ).cases(),
-    *_EDGE(
+    ),
+    _EDGE(
         number=47,
         name="noise-all-ranks",
         description="all ranks draw the re-noise of another seed",
         layer=(Detector.NOISE,),
         action="draw_other_noise",
-    ).cases(),
-    *_EDGE(
+    ),
+    _EDGE(
         number=48,
         name="start-noise",
         description="rank0 starts a chunk from the noise of another seed",
@@ -74,32 +75,32 @@ CASES = (
         point=FaultPoint.PLANNED,
         on=rank0,
         chunk=AUDITED_CHUNK,
-    ).cases(),
-    *_EDGE(
+    ),
+    _EDGE(
         number=49,
         name="clean-timestep",
         description="clean passes are told the timestep of the first step",
         action="soil_clean_pass",
-    ).cases(),
-    *_EDGE(
+    ),
+    _EDGE(
         number=49,
         name="clean-input",
         description="clean passes are given other latents than were shown",
         action="feed_other_latents",
         takes_turns=False,
-    ).cases(),
-    *_MADE(
+    ),
+    _MADE(
         number=50,
         name="text-made",
         description="text K/V are off by a hundredth when they are made",
         layer=(Detector.MADE_STATE, Detector.REDUCED_SUMS),  # keys tell what ranks added up
         action="scale_text",
         script=A_STREAM_THAT_REPEATS,
-    ).cases(),
-    *_MADE(
+    ),
+    _MADE(
         number=51,
         name="modulation-made",
         description="modulations are made again, for the timesteps after theirs",
         action="remake_modulations",
-    ).cases(),
+    ),
 )

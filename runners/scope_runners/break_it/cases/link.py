@@ -7,7 +7,7 @@ from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
 from scope_runners.break_it.cases.data import PROMPT_REPEATED
 from scope_runners.break_it.detectors import Detector
-from scope_runners.break_it.numeric import NumericFault, rank0
+from scope_runners.break_it.numeric import NumericFault, cases_of, rank0
 from scope_runners.break_it.scenario import PP0, Expected, refused_by
 
 
@@ -29,18 +29,18 @@ _FLIP = partial(
     topology=PP0,
 )
 
-CASES = (
-    *_FLIP(
+CASES = cases_of(
+    _FLIP(
         name="link-latents",
         description="one bit of latents_in flips on the link",
         layer=(Detector.INPUT_DIGEST,),
         arguments={"frame": 1},
-    ).cases(),
-    *_FLIP(
+    ),
+    _FLIP(
         name="link-text",
         description="one bit of the text flips on the link",
         layer=(Detector.INPUT_DIGEST, Detector.STATE_DIGEST),
         arguments={"frame": 2},
         script=PROMPT_REPEATED,
-    ).cases(),
+    ),
 )

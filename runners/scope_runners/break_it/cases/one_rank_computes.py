@@ -7,6 +7,7 @@ from scope_runners.break_it.numeric import (
     ARITHMETIC,
     NumericFault,
     all_generators,
+    cases_of,
     one_of_several,
     refused_by_each,
     refused_by_group,
@@ -26,42 +27,42 @@ _PRECISION = partial(
     action="set_precision",
 )
 
-CASES = (
-    *_OTHERWISE(
+CASES = cases_of(
+    _OTHERWISE(
         number=31,
         name="noise-one-rank",
         description="one rank draws other noise before its second step",
         layer=(Detector.REPLICATED, Detector.NOISE),
         refusal=refused_there_in_strict,
         action="draw_other_noise",
-    ).cases(),
-    *_OTHERWISE(
+    ),
+    _OTHERWISE(
         number=32,
         name="sums-one-rank",
         description="all-reduces give one rank noisy sums",
         layer=(Detector.REPLICATED, Detector.REDUCED_SUMS),
         action="add_to_sums",
         arguments={"seed": 1},
-    ).cases(),
-    *_OTHERWISE(
+    ),
+    _OTHERWISE(
         number=33,
         name="output-one-rank",
         description="the last linear layer of one rank is off by a thousandth",
         layer=(Detector.REPLICATED, Detector.EDGES),
         refusal=refused_there_in_strict,
         action="turn_output",
-    ).cases(),
-    *_PRECISION(
+    ),
+    _PRECISION(
         name="precision-one",
         description="one rank begins to multiply matrices in bfloat16",
         layer=(Detector.NUMERICS, Detector.REPLICATED, *ARITHMETIC),
         refusal=partial(refused_there, "IntegrityError"),
-    ).cases(),
-    *_PRECISION(
+    ),
+    _PRECISION(
         name="precision-all",
         description="all ranks begin to multiply matrices in bfloat16",
         layer=(Detector.NUMERICS, *ARITHMETIC),
         refusal=refused_by_each,
         on=all_generators,
-    ).cases(),
+    ),
 )

@@ -2,7 +2,7 @@
 
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.topology import Topology
-from scope_runners.break_it.numeric import NumericFault
+from scope_runners.break_it.numeric import NumericFault, cases_of
 from scope_runners.break_it.scenario import Expected, last_generator, refused_by
 
 
@@ -11,12 +11,14 @@ def _refused(topology: Topology, level: IntegrityLevel) -> Expected:
     return refused_by(last_generator(topology), topology, "CacheError")
 
 
-CASES = NumericFault(
-    number=38,
-    name="origin-frame",
-    description="the frame that positions are counted from is off by one on one rank",
-    layer=(),  # the cache itself, which takes no chunk that does not continue it
-    refusal=_refused,
-    action="move_origin",
-    arguments={"by": 1},
-).cases()
+CASES = cases_of(
+    NumericFault(
+        number=38,
+        name="origin-frame",
+        description="the frame that positions are counted from is off by one on one rank",
+        layer=(),  # the cache itself, which takes no chunk that does not continue it
+        refusal=_refused,
+        action="move_origin",
+        arguments={"by": 1},
+    )
+)

@@ -8,7 +8,7 @@ from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
 from scope_runners.break_it.cases.recompute import RECOMPUTED_ALWAYS
 from scope_runners.break_it.detectors import Detector
-from scope_runners.break_it.numeric import NumericFault, rank0
+from scope_runners.break_it.numeric import NumericFault, cases_of, rank0
 from scope_runners.break_it.scenario import IN_ORDER, PP0, Expected, refused_by
 
 
@@ -26,8 +26,8 @@ _RANK0 = partial(
 _ONCE = (IntegrityLevel.STRICT,)
 """By default a chunk has its turn to be decoded again once in 8 M chunks."""
 
-CASES = (
-    *_RANK0(
+CASES = cases_of(
+    _RANK0(
         number=60,
         name="codec-weight",
         description="a weight of the codec changes on rank0",
@@ -37,8 +37,8 @@ CASES = (
         arguments={"by": 1.05},
         point=FaultPoint.DECODER,
         takes_turns=True,
-    ).cases(),
-    *_RANK0(
+    ),
+    _RANK0(
         number=61,
         name="text-encoded",
         description="the text encoder gives other embeddings, once",
@@ -47,8 +47,8 @@ CASES = (
         arguments={"by": 1.02},
         point=FaultPoint.ENCODED,
         chunk=-1,
-    ).cases(),
-    *_RANK0(
+    ),
+    _RANK0(
         number=62,
         name="text-planned",
         description="the prompt's embeddings change on rank0 before they are sent",
@@ -57,16 +57,16 @@ CASES = (
         arguments={"name": CONDITIONING_EMBEDS, "by": 1.02},
         point=FaultPoint.PLANNED,
         chunk=0,
-    ).cases(),
-    *_RANK0(
+    ),
+    _RANK0(
         number=63,
         name="latents-arrived",
         description="latents change on rank0 after they were checked",
         layer=(Detector.KEPT, Detector.EMITTED),
         action="nudge_arrived",
         point=FaultPoint.ARRIVED,
-    ).cases(),
-    *_RANK0(
+    ),
+    _RANK0(
         number=64,
         name="context-planned",
         description="the context of a recompute changes on rank0",
@@ -75,8 +75,8 @@ CASES = (
         arguments={"name": CONTEXT_FRAMES_OVERRIDE, "by": 1.02},
         point=FaultPoint.PLANNED,
         script=RECOMPUTED_ALWAYS,
-    ).cases(),
-    *_RANK0(
+    ),
+    _RANK0(
         number=65,
         name="decoder-memory",
         description="the decoder forgets the latents of the chunk before",
@@ -84,8 +84,8 @@ CASES = (
         action="reset_decoder",
         point=FaultPoint.DECODER,
         levels=_ONCE,
-    ).cases(),
-    *_RANK0(
+    ),
+    _RANK0(
         number=65,
         name="frames-shifted",
         description="the decoder shows a chunk one pixel to the right",
@@ -93,16 +93,16 @@ CASES = (
         action="shift_frames",
         point=FaultPoint.DECODED,
         levels=_ONCE,
-    ).cases(),
-    *_RANK0(
+    ),
+    _RANK0(
         number=66,
         name="frames-earlier",
         description="a chunk is handed out with the frames of the one before",
         layer=(Detector.EMITTED,),
         action="show_earlier",
         point=FaultPoint.EMIT,
-    ).cases(),
-    *_RANK0(
+    ),
+    _RANK0(
         number=67,
         name="bias-planned",
         description="rank0 plans another attention bias than was asked for, for all ranks",
@@ -110,5 +110,5 @@ CASES = (
         action="edit",
         arguments={"kv_cache_attention_bias": 0.5},
         point=FaultPoint.PLANNED,
-    ).cases(),
+    ),
 )

@@ -5,7 +5,7 @@ from math import nan
 
 from scope_rt.faults import FaultPoint
 from scope_runners.break_it.detectors import Detector
-from scope_runners.break_it.numeric import NumericFault, leader, rank0, refused_by_rank0
+from scope_runners.break_it.numeric import NumericFault, cases_of, leader, rank0, refused_by_rank0
 from scope_runners.break_it.scenario import PP0
 
 _VALUES = partial(
@@ -16,25 +16,25 @@ _VALUES = partial(
 )
 _LATENTS = partial(_VALUES, number=35, point=FaultPoint.RESULT, on=leader)
 
-CASES = (
-    *_LATENTS(
+CASES = cases_of(
+    _LATENTS(
         name="latents-zeros",
         description="all latents of a chunk are zero",
         action="fill_latents",
         arguments={"value": 0.0},
-    ).cases(),
-    *_LATENTS(
+    ),
+    _LATENTS(
         name="latents-nan",
         description="all latents of a chunk are NaN",
         action="fill_latents",
         arguments={"value": nan},
-    ).cases(),
-    *_LATENTS(
+    ),
+    _LATENTS(
         name="latents-repeated",
         description="the latents of a chunk are those of the one before",
         action="repeat_latents",
-    ).cases(),
-    *_VALUES(
+    ),
+    _VALUES(
         number=36,
         layer=(Detector.DECODED,),
         name="picture-blank",
@@ -42,5 +42,5 @@ CASES = (
         action="blank",
         point=FaultPoint.DECODED,
         on=rank0,
-    ).cases(),
+    ),
 )
