@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests import warm_python
+
 EXAMPLES = Path(__file__).parents[2] / "runners" / "examples"
 
 
@@ -27,11 +29,8 @@ def test_the_session_is_steered_while_it_runs(capsys: pytest.CaptureFixture[str]
 
 def test_the_same_session_runs_on_two_ranks() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, str(EXAMPLES / "session.py"), "--plan", "tp_v1_1"],
-        capture_output=True,
-        text=True,
-        timeout=110,
+    done = warm_python.run(
+        [*command, str(EXAMPLES / "session.py"), "--plan", "tp_v1_1"], timeout=110
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("chunk 0: 12 frames") == 1

@@ -1,7 +1,6 @@
 """A whole stream on a GPU is that of the CPU but for rounding; on two, NCCL adds up its parts."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import warm_python
 from tests.gpu.conftest import NEEDS_GPU
 
 STREAM = """
@@ -35,9 +35,10 @@ def latents(
     env = dict(os.environ) | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={tp}"]
     launch = [] if plan == "single" else run
-    command = [sys.executable, *launch, str(script), plan, str(tp), str(out)]
-    done = subprocess.run(command, env=env, capture_output=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr.decode()
+    started = [*launch, str(script)] if launch else ["-c", STREAM]
+    command = [sys.executable, *started, plan, str(tp), str(out)]
+    done = warm_python.run(command, env=env, timeout=110)
+    assert done.returncode == 0, done.stderr
     found: list[Tensor] = torch.load(out)
     return found
 

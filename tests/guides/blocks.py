@@ -14,6 +14,17 @@ ROOT = Path(__file__).parents[2]
 GUIDES = ROOT / "runbooks" / "guides"
 TIMEOUT_S = 100
 PACKAGES = (".", "contracts", "runners")
+STARTS = {
+    "scope-rt": ["-m", "scope_runners.main"],
+    "torchrun": ["-m", "torch.distributed.run"],
+    "python": [],
+}
+"""What a command is to the interpreter."""
+RUN_FILE = """
+import runpy, sys
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def blocks(guide: Path, language: str) -> list[str]:
@@ -37,12 +48,14 @@ def save_files(guide: Path, folder: Path) -> None:
 def run(command: str | Sequence[str], folder: Path, *, source: Path = ROOT) -> str:
     """Run a line as the reader would, with the packages of `source`; what it printed.
 
-    `scope-rt` of this repository is a warm process.
+    With those of this repository it is a warm process.
     """
     words = shlex.split(command) if isinstance(command, str) else list(command)
-    is_warm = words[0] == "scope-rt" and source == ROOT
-    if words[0] == "scope-rt":  # the installed one is of this repository, not of `source`
-        words[:1] = [sys.executable, "-m", "scope_runners.main"]
+    is_warm = words[0] in STARTS and source == ROOT
+    if words[0] == "python" and is_warm:
+        words[:2] = [sys.executable, "-c", RUN_FILE, words[1]]
+    elif words[0] in STARTS:  # the installed scope-rt is of this repository, not of `source`
+        words[:1] = [sys.executable, *STARTS[words[0]]]
     environ = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(str(source / package) for package in PACKAGES),

@@ -21,7 +21,11 @@ from scope_rt.mesh.process_group import leave_world
 from tests import warm_python
 
 ROOT = Path(__file__).parents[2]
-DEFAULTS = {"SCOPE_KV_BIAS_BACKEND": "sdpa", "SCOPE_GROUP_TIMEOUT_S": "30"}
+DEFAULTS = {
+    "SCOPE_KV_BIAS_BACKEND": "sdpa",
+    "SCOPE_GROUP_TIMEOUT_S": "30",
+    "SCOPE_INTEGRITY": "default",
+}
 """What a job of the pool may have changed for the next one."""
 START_S = 100.0
 """How long the processes may take to be there, which is no part of any job."""

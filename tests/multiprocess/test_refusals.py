@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from scope_contracts.call_budget import CallBudget
 from scope_contracts.errors import LinkTimeoutError
@@ -55,22 +56,27 @@ from pathlib import Path
 from tests.multiprocess.test_refusals import stream_two_chunks
 
 torch.set_num_threads(1)
-print(stream_two_chunks(Path(sys.argv[1]), plan=sys.argv[2], tp=2))
+print(stream_two_chunks(Path(sys.argv[1]), plan="tp_v1_1", tp=2))
 """
 
 
-def stream_on_unlike_cpus(folder: Path, plan: str, integrity: str) -> list[str]:
-    """What each of two generator ranks says last, one of which has the least CPU there is."""
-    num_ranks = 2 if plan == "tp_v1_1" else 3
+def refused_for_its_cpu(said: str) -> bool:
+    refusal = r"ParityError: processor: rank \d has '\w+', rank \d has '\w+'; "
+    return re.search(refusal, said) is not None and "--integrity off" in said
+
+
+def stream_on_unlike_cpus(folder: Path, integrity: str) -> list[tuple[int, str]]:
+    """Exit code and output of two processes as a user starts them, of which rank 1 has the kernels
+    of the least CPU there is."""
     with kept_port() as port:
         processes = [
             subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", STREAM, str(folder), plan],
+                [sys.executable, "-X", "faulthandler", "-c", STREAM, str(folder)],
                 env=os.environ
                 | DEFAULTS
                 | {
                     "RANK": str(rank),
-                    "WORLD_SIZE": str(num_ranks),
+                    "WORLD_SIZE": "2",
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(port),
                     "SCOPE_INTEGRITY": integrity,
@@ -81,23 +87,44 @@ def stream_on_unlike_cpus(folder: Path, plan: str, integrity: str) -> list[str]:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            for rank in range(num_ranks)
+            for rank in range(2)
         ]
         said = [process.communicate(timeout=100)[0] for process in processes]
-    for process, each in zip(processes, said, strict=True):
-        assert process.returncode >= 0, f"ended by a signal: {process.returncode}\n{each}"
-    return [each.strip().splitlines()[-1] for each in said]
+    return [(process.returncode, each) for process, each in zip(processes, said, strict=True)]
 
 
-@pytest.mark.parametrize("plan", ["tp_v1_1", "pp0"])
-def test_unlike_cpus_are_refused_at_the_start_and_told_what_to_do(folder: Path, plan: str) -> None:
-    for said in stream_on_unlike_cpus(folder, plan, "default"):
-        assert re.search(r"ParityError: processor: rank \d has '\w+', rank \d has '\w+'; ", said)
-        assert "--integrity off" in said
+def test_unlike_cpus_are_refused_at_the_start_and_told_what_to_do(folder: Path) -> None:
+    for code, said in stream_on_unlike_cpus(folder, "default"):
+        assert code == 1, f"exit code {code}\n{said}"
+        assert refused_for_its_cpu(said.strip().splitlines()[-1])
 
 
-def test_unlike_cpus_stream_where_nothing_is_compared(folder: Path) -> None:
-    assert stream_on_unlike_cpus(folder, "tp_v1_1", "off") == ["2", "0"]
+@pytest.mark.lab
+def test_what_unlike_cpus_compute_is_not_compared_where_they_may_stream(folder: Path) -> None:
+    ended = stream_on_unlike_cpus(folder, "off")
+    assert [(code, said.strip().splitlines()[-1]) for code, said in ended] == [(0, "2"), (0, "0")]
+
+
+def stream_on_another_cpu(folder: Path, plan: str) -> int:
+    """Rank 1 says that it has the least CPU there is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ["RANK"] == "1":
+            patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+        return stream_two_chunks(folder, plan=plan, tp=2)
+
+
+def test_every_rank_of_a_pipeline_refuses_another_ones_cpu(ranks: Ranks, folder: Path) -> None:
+    for _, error in ranks.run(3, stream_on_another_cpu, folder=folder, plan="pp0"):
+        assert error is not None
+        assert refused_for_its_cpu(error.splitlines()[0])
+
+
+def test_unlike_cpus_stream_where_nothing_is_compared(ranks: Ranks, folder: Path) -> None:
+    off = {"SCOPE_INTEGRITY": "off"}
+    answers = ranks.run(
+        2, stream_on_another_cpu, per_rank={0: off, 1: off}, folder=folder, plan="tp_v1_1"
+    )
+    assert answers == [(2, None), (0, None)]
 
 
 def test_another_picture_size_on_one_rank_stops_all_ranks(ranks: Ranks, folder: Path) -> None:

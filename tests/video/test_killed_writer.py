@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scope_rt.record.reader import read_history
+from tests import warm_python
 from tests.video.grey_video import (
     CHUNK_SIZES,
     STARTS,
@@ -39,9 +40,7 @@ def command_of(script: str, path: Path) -> list[str]:
 
 
 def run_until_killed(script: str, path: Path) -> None:
-    killed = subprocess.run(
-        command_of(script, path), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    killed = warm_python.run(command_of(script, path), cwd=ROOT, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
