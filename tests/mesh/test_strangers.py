@@ -130,7 +130,8 @@ def test_a_roster_that_a_stranger_writes_over_once_rank0_has_met_all_holds_nobod
 
     met: list[Meeting] = []
     monkeypatch.setattr(rendezvous._Start, "has_confirmed", wait_for_the_stranger)
-    point, how = point_at(store.port), {"world_size": 2, "timeout_s": 20.0, "secret": SECRET}
+    point = point_at(store.port)
+    how: dict[str, Any] = {"world_size": 2, "timeout_s": 20.0, "secret": SECRET}
     follower = threading.Thread(target=lambda: met.append(meet(point, rank=1, **how)))
     follower.start()
     met.append(meet(point, rank=0, **how))
