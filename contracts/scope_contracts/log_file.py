@@ -67,13 +67,14 @@ def pack(record: Record, blob: bytes = b"") -> bytes:
 class LogReader:
     """The whole records of a file, each time from its start; the file must be seekable.
 
-    Without `check_blobs` blobs are stepped over: an hour of video is gigabytes of latents, and a
-    damaged one is then not noticed.
+    All of it is read, and each record encoded again and compared, but where it is not `thorough`:
+    an hour of video is gigabytes of latents, which are then stepped over, and a damaged one is not
+    noticed. Records are held against their checksums in any case.
     """
 
-    def __init__(self, file: BinaryIO, *, check_blobs: bool = True) -> None:
+    def __init__(self, file: BinaryIO, *, thorough: bool = True) -> None:
         self._file = file
-        self._check_blobs = check_blobs
+        self._thorough = thorough
         self._num_bytes = 0
         self.torn_bytes = 0
         """Bytes after the last whole record that was read."""
@@ -153,7 +154,8 @@ class LogReader:
         body = self._body(start, range(1, MAX_RECORD_BYTES + 1))
         if body is None:
             return None
-        record, end = decode_record(body), start + _FRAME.size + len(body)
+        record = decode_record(body, is_compared=self._thorough)
+        end = start + _FRAME.size + len(body)
         if num_bytes := record.num_blob_bytes:
             if not self._has_blob(end, num_bytes):
                 return None
@@ -163,7 +165,7 @@ class LogReader:
     def _has_blob(self, start: int, num_bytes: int) -> bool:
         """Whether the blob in the frame at `start` is whole; False where a crash cut it off."""
         end = start + _FRAME.size + num_bytes
-        if not self._check_blobs and end < self._num_bytes:  # the last one may be torn
+        if not self._thorough and end < self._num_bytes:  # the last one may be torn
             self._file.seek(start)
             if _FRAME.unpack(self._file.read(_FRAME.size))[0] == num_bytes:
                 return True

@@ -39,7 +39,7 @@ def read_recording(path: Path, *, check_blobs: bool = True) -> Recording:
     """
     with open_log(path) as file:
         try:
-            stream, places = read_stream(LogReader(file, check_blobs=check_blobs))
+            stream, places = read_stream(LogReader(file, thorough=check_blobs))
         except VersionError as error:
             raise UserInputError(f"the recording {path}: {error}") from error
         except ContractError as error:

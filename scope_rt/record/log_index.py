@@ -55,6 +55,6 @@ class LogIndex:
 
     def _read(self, places: Iterable[int]) -> Iterator[Record]:
         with open_log(self.path) as file:
-            reader = LogReader(file, check_blobs=False)
+            reader = LogReader(file, thorough=False)
             for start in places:
                 yield reader.entry(start).record

@@ -174,7 +174,7 @@ def read_entries(path: Path, progress: StreamProgress) -> Iterator[Entry]:
             f"stream log {path}: is no ordinary file, or unreadable ({error.strerror}); {way_out}"
         ) from error
     with open_log(path) as file:
-        yield from _added(LogReader(file, check_blobs=False), progress)
+        yield from _added(LogReader(file, thorough=False), progress)
     if progress.damage is not None:
         raise UserInputError(
             f"stream log {path}: is damaged ({progress.damage}); {way_out}"

@@ -1,16 +1,20 @@
 """A log that is resumed is read in full: damage behind its latents ends the stream by name."""
 
+import struct
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from scope_contracts.errors import IntegrityError, UserInputError
-from scope_contracts.log_file import Entry
-from scope_contracts.log_records import Closed
+from scope_contracts.log_file import Entry, pack
+from scope_contracts.log_records import Closed, encode_record
 from scope_rt.record import log_check
 from scope_rt.record.log_check import LogCheck
+from scope_rt.record.reader import read_progress
 from scope_rt.record.stream_log import StreamLog
 from tests.record.test_stream_log import kinds
 from tests.stream_logs import finished, opened, packed, planned
@@ -18,6 +22,7 @@ from tests.stream_logs import finished, opened, packed, planned
 VALUES = range(50)
 RECORDS = [(opened(), b""), *(finished(index, values=VALUES) for index in range(8))]
 DATA = packed([*RECORDS, (planned(8), b"")])
+DATA_END = pack(Closed(at_s=1.0))
 
 
 @pytest.fixture
@@ -64,6 +69,21 @@ def test_flipped_latents_are_found_while_the_stream_goes_on(tmp_path: Path, posi
         log.settle_check()
     with pytest.raises(IntegrityError, match="the log is damaged"):
         _ = log.offset
+    log.close()
+
+
+def test_a_record_in_another_form_than_its_own_is_found_while_the_stream_goes_on(
+    tmp_path: Path,
+) -> None:
+    """Opening the log to resume it does not compare: it has each record's checksum."""
+    path = tmp_path / "a.scope"
+    fields = msgpack.unpackb(encode_record(Closed(at_s=0.5)))
+    body = msgpack.packb({"kind": fields["kind"], "at_s": fields["at_s"]})
+    path.write_bytes(DATA + struct.pack("<II", len(body), zlib.crc32(body)) + body + DATA_END)
+    assert read_progress(path).closed
+    log = StreamLog(path, resume=True)
+    with pytest.raises(IntegrityError, match="canonical msgpack"):
+        log.settle_check()
     log.close()
 
 
