@@ -1,21 +1,10 @@
-"""A folder holds the one state from which a stream is resumed; killed at any moment, it is whole.
+"""The one state from which a stream is resumed, in a folder of files (`snapshot_folder`).
 
-    state.N       checksum, then the header and all of the N-th state but its tensors
-    DIGEST        the bytes of one tensor, named by their BLAKE2b-128; zeros at its end are left out
-
-New tensors are written first, then a state under the next number, then what it does not name is
-removed: the state before, and tensors. The newest state counts. It never takes the place of a file:
-ext4 then waits until all of the new one is on its way to the disk. A tensor that was saved before
-is recognised by its identity and is neither hashed nor written again, unless its file is gone; so
-tensors must never be changed in place. Nothing is forced to the disk: after a power cut, unlike
-after a kill, a snapshot may be damaged, which is named.
+A state is a checksum, then the header and all of it but its tensors: these are files of their own,
+without the zeros at their end. A tensor that was saved before is recognised by its identity and
+neither hashed nor written again, unless its file is gone: tensors must never be changed in place.
 """
 
-import errno
-import os
-import re
-from collections.abc import Iterable, Mapping, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -34,23 +23,17 @@ from scope_contracts.errors import (
     UserInputError,
     mismatch,
 )
-from scope_contracts.log_file import refuse_special
 from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import decode_envelope, encode
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.record.log import Log
+from scope_rt.record.snapshot_folder import DIGEST_BYTES, SnapshotFolder
 from scope_rt.record.snapshot_header import SnapshotHeader
 from scope_rt.tensors import NAMES, TORCH_DTYPES, bytes_of
 
 _LOOK_TIMEOUT_S = 10.0
 """How long a disk may take to tell how far a stream has come."""
-_DIGEST_BYTES = 16
-_STATE = re.compile(r"state(?:\.(\d+))?")
-"""Earlier versions had no numbers."""
-_OURS = re.compile(rf"(?:[0-9a-f]{{{2 * _DIGEST_BYTES}}}|{_STATE.pattern})(?:\.partial)?")
-_MOST_READS = 100
-"""Of a state that a living writer takes away each time before it is opened."""
 _NO_LIMIT = 2**31
 
 State = TypeVar("State")
@@ -78,7 +61,7 @@ class SnapshotStore:
     """The folder of one stream; used by one thread at a time. It need not exist before a save."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._files = folder, SnapshotFolder(folder)
         self._saved: dict[int, tuple[Tensor, _Saved]] = {}
         """The tensors of the last state that was saved or loaded, by their `id`."""
         self._wanted: object = None
@@ -101,13 +84,17 @@ class SnapshotStore:
         new: dict[str, bytes] = {}
         rules = _rules(Leaf(lower=partial(self._lower, tensors, new), lift=_refuse_lift))
         plain = {"header": to_plain(header, rules), "state": to_plain(state, rules)}
-        named = {saved.digest: tensor for tensor, saved in tensors.values()}
+        named = {
+            saved.digest: partial(_bytes_to_write, tensor, new.get(saved.digest))
+            for tensor, saved in tensors.values()
+        }
         save = self._wanted = object()
 
         def write(log_offset: int = header.log_offset) -> None:
             plain["header"]["log_offset"] = log_offset
             packed = msgpack.packb(plain)
-            self._write(save, new, _checksum(packed) + packed, named)
+            content = _checksum(packed) + packed
+            self._files.write(content, named, is_wanted=lambda: save is self._wanted)
 
         try:
             if log is None:
@@ -163,14 +150,8 @@ class SnapshotStore:
             SnapshotError: a file cannot be removed.
         """
         try:
-            states = self._states()
-            for name in states:  # the newest last: an older one must never count
-                (self.folder / name).unlink(missing_ok=True)
+            self._files.clear()
             self._saved = {}
-            if self.folder.is_dir():
-                self._remove(name for name in os.listdir(self.folder) if _OURS.fullmatch(name))
-                if not any(self.folder.iterdir()):
-                    self.folder.rmdir()
         except OSError as error:
             raise SnapshotError(
                 f"cannot remove the snapshot {self.folder} ({error.strerror}); do that yourself, "
@@ -192,7 +173,7 @@ class SnapshotStore:
         known = tensors.get(id(tensor)) or self._saved.get(id(tensor))
         if known is None or known[0] is not tensor:
             raw = _kept_of(tensor)
-            digest = blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest()
+            digest = blake2b(raw, digest_size=DIGEST_BYTES).hexdigest()
             saved = _Saved(digest, NAMES[tensor.dtype], tuple(tensor.shape))
             known, new[digest] = (tensor, saved), raw
         tensors[id(tensor)] = known
@@ -200,13 +181,11 @@ class SnapshotStore:
 
     def _lift(self, tensors: dict[int, tuple[Tensor, _Saved]], plain: object) -> Tensor:
         saved = from_plain(_Saved, cast(Any, plain), _NO_TENSORS)
-        path = self.folder / saved.digest
         try:
-            refuse_special(path)
-            raw = path.read_bytes()
+            raw = self._files.tensor(saved.digest)
         except OSError as error:
             raise self._damaged(f"{saved.digest}: {error.strerror}") from error
-        if blake2b(raw, digest_size=_DIGEST_BYTES).hexdigest() != saved.digest:
+        if blake2b(raw, digest_size=DIGEST_BYTES).hexdigest() != saved.digest:
             raise self._damaged(f"the bytes of {saved.digest} are others")
         tensor = torch.zeros(saved.shape, dtype=TORCH_DTYPES[saved.dtype])
         if raw:
@@ -215,92 +194,21 @@ class SnapshotStore:
         tensors[id(tensor)] = (tensor, saved)
         return tensor
 
-    def _write(
-        self,
-        save: object,
-        new: Mapping[str, bytes],
-        content: bytes,
-        named: Mapping[str, Tensor],
-    ) -> None:
-        try:
-            there = frozenset(os.listdir(self.folder))
-        except FileNotFoundError:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            there = frozenset()
-        for digest, tensor in named.items():
-            # Whoever tidies old files away must not leave a state that names what is gone.
-            if digest not in there:
-                self._add(save, digest, new.get(digest) or _kept_of(tensor), there)
-        state = f"state.{max(map(_number, there), default=0) + 1}"
-        self._add(save, state, content, there)
-        if save is self._wanted:
-            unnamed = there - named.keys()
-            self._remove(name for name in unnamed if _OURS.fullmatch(name))
-
-    def _add(self, save: object, name: str, content: bytes, there: Set[str]) -> None:
-        """Write a file and then give it its name; not if nobody waits for `save` any more."""
-        if save is not self._wanted:
-            return
-        path = f"{self.folder}/{name}"
-        partial_path = f"{path}.partial"
-        if f"{name}.partial" in there:  # a killed process left it
-            os.unlink(partial_path)
-        # A new file: a write that stalled may still come, into the one it opened.
-        file = os.open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        left, is_named = memoryview(content), False
-        try:
-            try:
-                while left:
-                    left = left[os.write(file, left) :]
-            finally:
-                os.close(file)
-            if save is self._wanted:
-                os.replace(partial_path, path)
-                is_named = True
-        finally:
-            if not is_named:
-                self._remove([f"{name}.partial"])
-
-    def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            with suppress(FileNotFoundError):
-                os.unlink(f"{self.folder}/{name}")
-
-    def _states(self) -> list[str]:
-        """The names of the states that are there, the newest last; raises `OSError`."""
-        try:
-            names = os.listdir(self.folder)
-        except FileNotFoundError:
-            return []
-        return sorted(filter(_STATE.fullmatch, names), key=_number)
-
     def _read(self) -> dict[str, object] | None:
         """The newest state. Raises `UserInputError`."""
         try:
-            name, data = self._newest()
+            name, data = self._files.newest()
         except OSError as error:
             raise UserInputError(
                 f"cannot read the snapshot {self.folder} ({error.strerror}); {self._way_out}"
             ) from error
-        packed = data[_DIGEST_BYTES:]
+        packed = data[DIGEST_BYTES:]
         if not name:
             return None
-        if data[:_DIGEST_BYTES] != _checksum(packed):
+        if data[:DIGEST_BYTES] != _checksum(packed):
             raise self._damaged(f"the checksum of {name} is another")
         plain: dict[str, object] = msgpack.unpackb(packed)
         return plain
-
-    def _newest(self) -> tuple[str, bytes]:
-        """Name and bytes of the newest state, empty where there is none; raises `OSError`."""
-        for _ in range(_MOST_READS):
-            *_, name = ["", *self._states()]
-            if not name:
-                return "", b""
-            path = self.folder / name
-            with suppress(FileNotFoundError):
-                refuse_special(path)  # opening a pipe waits for who writes to it
-                return name, path.read_bytes()
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / name))
 
     @property
     def _way_out(self) -> str:
@@ -334,6 +242,10 @@ def _rules(tensor: Leaf) -> PlainRules:
 _NO_TENSORS = _rules(Leaf(lower=_refuse_lift, lift=_refuse_lift))
 
 
+def _bytes_to_write(tensor: Tensor, known: bytes | None) -> bytes:
+    return known or _kept_of(tensor)
+
+
 def _kept_of(tensor: Tensor) -> bytes:
     """The bytes of a tensor without the zeros at its end."""
     return bytes(bytes_of(tensor)).rstrip(b"\0")
@@ -345,11 +257,5 @@ def _bytes(plain: object) -> bytes:
     return plain
 
 
-def _number(name: str) -> int:
-    """Of a state, by its name; 0 for other files."""
-    found = _STATE.fullmatch(name)
-    return int(found[1] or 0) if found else 0
-
-
 def _checksum(packed: bytes) -> bytes:
-    return blake2b(packed, digest_size=_DIGEST_BYTES).digest()
+    return blake2b(packed, digest_size=DIGEST_BYTES).digest()
