@@ -55,11 +55,13 @@ class _Call:
 
 
 class _Watch:
-    """Keeps every call of one chunk. It holds references until `stop`: two tensors of `[B, T, C]`
-    a call."""
+    """Keeps every call of one chunk, until it is dropped: two tensors of `[B, T, C]` for each of
+    the calls `whole`, and what is smaller of all."""
 
-    def __init__(self, model: nn.Module, first: nn.Module, last: nn.Module) -> None:
+    def __init__(self, model: nn.Module, blocks: nn.ModuleList, whole: Sequence[int]) -> None:
+        first, last = blocks[0], blocks[-1]
         self.calls: list[_Call] = []
+        self.whole = whole
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             first.register_forward_pre_hook(self._entered),
@@ -76,10 +78,12 @@ class _Watch:
         self.calls.append(_Call(x=args[0], **kept))
 
     def _entered(self, block: nn.Module, args: tuple[Any, ...]) -> None:
-        self.calls[-1].entered = args[0]
+        if len(self.calls) - 1 in self.whole:
+            self.calls[-1].entered = args[0]
 
     def _left(self, block: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-        self.calls[-1].left = out
+        if len(self.calls) - 1 in self.whole:
+            self.calls[-1].left = out
 
     def _after(self, model: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
         self.calls[-1].flow = out
@@ -119,8 +123,11 @@ class EdgeCheck:
         shape = tuple(tensors[LATENTS_IN].shape)
         self._own_noise = {step: noise_of(envelope, step, shape) for step in self._steps_in_turn()}
         if envelope.do_kv_recompute or not envelope.chunk_index % self._every:
-            blocks = self._generator.model.blocks
-            self._watch = _Watch(self._generator.model, blocks[0], blocks[-1])
+            model, has_recompute = self._generator.model, envelope.do_kv_recompute
+            whole = self._turns.due(
+                envelope.chunk_index, num_calls=len(plans), has_recompute=has_recompute
+            )
+            self._watch = _Watch(model, model.blocks, whole)
 
     def abandon(self) -> None:
         """Watch nothing any more, as after a chunk that failed."""
@@ -149,11 +156,11 @@ class EdgeCheck:
             self._calls = watch.calls
             num_in_turn = len(self._plans) - self._envelope.do_kv_recompute
             with suspect_from(chunk if is_strict else chunk + 1 - self._every * num_in_turn):
-                self._check_calls(latents)
+                self._check_calls(watch.whole, latents)
             self._calls = []
 
-    def _check_calls(self, latents: Tensor) -> None:
-        chunk, timesteps = self._envelope.chunk_index, timesteps_of(self._envelope)
+    def _check_calls(self, indices: Sequence[int], latents: Tensor) -> None:
+        timesteps = timesteps_of(self._envelope)
         if len(self._calls) != len(timesteps):
             raise IntegrityError(
                 f"{self._where}: the model ran {len(self._calls)} of {len(timesteps)} calls"
@@ -161,7 +168,6 @@ class EdgeCheck:
         first = int(self._envelope.do_kv_recompute)
         steps = range(first, first + len(self._envelope.denoising_step_list))
         self._check_given(timesteps, steps, latents)
-        indices = self._turns.due(chunk, num_calls=len(timesteps), has_recompute=bool(first))
         self._check_rotations(indices)
         self._check_patches([index for index in indices if index < first])  # of other frames
         self._check_patches([index for index in indices if index >= first])
@@ -200,11 +206,9 @@ class EdgeCheck:
 
     def _check_kept(self, latents: Tensor) -> None:
         """The clean pass, whose rows later chunks see, is of the latents that are shown."""
-        seen, shown = (
-            self._generator.last_input,
-            self._feedback(self._envelope.chunk_index, latents),
-        )
+        seen = self._generator.last_input
         if seen is not None:
+            shown = self._feedback(self._envelope.chunk_index, latents)
             self._hold.same(len(self._plans) - 1, "input", seen, shown.to(seen.device))
 
     def _check_given(self, timesteps: Sequence[float], steps: range, latents: Tensor) -> None:
