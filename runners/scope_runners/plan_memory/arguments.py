@@ -4,6 +4,7 @@ import argparse
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import shown
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.row_storage import BLOCK_SIZE, PREFILL_CHUNK
 from scope_rt.lm.specs.state_format import StateFormat
@@ -65,6 +66,12 @@ def _add_video_arguments(parser: argparse.ArgumentParser) -> None:
     add("--window", type=_part, help="frames a chunk sees, itself included")
     add("--sink", type=_sink, help="first frames that are never evicted")
     add("--block", type=_part, help="frames of a chunk")
+    add(
+        "--integrity",
+        type=_level,
+        metavar="LEVEL",
+        help=f"one of {', '.join(IntegrityLevel)} (default {IntegrityLevel.DEFAULT})",
+    )
 
 
 def _add_language_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,6 +165,12 @@ def _plan(text: str) -> PlanId:
     if text not in list(PlanId):
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(PlanId)}")
     return PlanId(text)
+
+
+def _level(text: str) -> IntegrityLevel:
+    if text not in list(IntegrityLevel):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(IntegrityLevel)}")
+    return IntegrityLevel(text)
 
 
 def _mamba2(text: str) -> StateFormat:

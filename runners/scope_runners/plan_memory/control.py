@@ -12,6 +12,7 @@ from scope_runners.plan_memory.model_size import WanSize
 from scope_runners.plan_memory.plan import MemoryLine
 
 DECODE = "decode workspace"
+DECODED_AGAIN = "decoder memory, again"
 _PIXELS_PER_TOKEN = 256
 _PIXELS_PER_LATENT = 64
 _FRAMES_PER_LATENT = 4
@@ -37,7 +38,9 @@ class ControlSize:
     codec: CodecSize | None
     """None where it is not known."""
 
-    def lines(self, spec: KVCacheSpec, size: WanSize, text_len: int) -> Iterator[MemoryLine]:
+    def lines(
+        self, spec: KVCacheSpec, size: WanSize, text_len: int, *, verifies: bool
+    ) -> Iterator[MemoryLine]:
         """Everything but the runtime."""
         width = spec.dtype.num_bytes
         for name, num_weights in (
@@ -51,6 +54,13 @@ class ControlSize:
             )
         pixels = spec.batch * spec.frame_tokens * _PIXELS_PER_TOKEN
         yield from self._decoding(pixels, width)
+        if verifies and self.codec is not None:
+            again = _FRAMES_PER_LATENT * spec.block_frames * pixels * 3
+            yield MemoryLine(
+                name=DECODED_AGAIN,
+                num_bytes=int(pixels * self.codec.memory * width) + again,
+                because="to verify pictures: in strict always, by default one chunk in 256",
+            )
         latents = spec.window_frames + 2 * _CHUNKS_IN_FLIGHT * spec.block_frames
         numbers = latents * size.in_channels * pixels // _PIXELS_PER_LATENT
         numbers += spec.batch * text_len * size.text_dim

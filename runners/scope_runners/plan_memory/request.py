@@ -8,6 +8,7 @@ from typing import Self
 from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError, mismatch
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.domains import CacheDomain, SequenceCacheSpec
@@ -29,7 +30,7 @@ from scope_runners.plan_memory.serving import ServingRequirement
 from scope_runners.plan_memory.video import VideoRequirement
 
 DEFAULT_LENGTH = 8192
-_VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan")
+_VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan", "integrity")
 _STORAGE = {"block_size": ("paged",), "prefill_chunk": ("paged", "h2o"), "keep": ("h2o",)}
 """Kinds of `--kv-cache` that each size belongs to."""
 _LANGUAGE_ONLY = ("length", "models", *_STORAGE, "mamba2", "weights_bytes")
@@ -155,6 +156,7 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoRequirement
         text_len=model.text_len,
         plan_id=plan_id,
         control=model.control,
+        integrity=namespace.integrity or IntegrityLevel.DEFAULT,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
+from scope_contracts.integrity import IntegrityLevel
 from scope_rt.kv_cache.row_view import view_bytes
 from scope_rt.topology import Topology
 from scope_runners.plan_memory.control import DECODE, ControlSize
@@ -18,6 +19,7 @@ from scope_runners.plan_memory.plan import (
     Option,
     RankMemory,
 )
+from scope_runners.plan_memory.verification import Verification
 
 _WORKSPACE = "workspace"
 
@@ -35,6 +37,7 @@ class VideoRequirement:
     text_len: int
     plan_id: PlanId
     control: ControlSize
+    integrity: IntegrityLevel = IntegrityLevel.DEFAULT
 
     def __post_init__(self) -> None:
         self.size.num_weights(self.tp)
@@ -68,7 +71,8 @@ class VideoRequirement:
         return self.rank_memory()[-1].plan
 
     def _control(self) -> Iterator[MemoryLine]:
-        return self.control.lines(self.spec, self.size, self.text_len)
+        verifies = self.integrity is not IntegrityLevel.OFF
+        return self.control.lines(self.spec, self.size, self.text_len, verifies=verifies)
 
     def _generator(self) -> Iterator[MemoryLine]:
         size, spec, width = self.size, self.spec, self.spec.dtype.num_bytes
@@ -89,6 +93,9 @@ class VideoRequirement:
             num_bytes=size.num_layers * spec.batch * self.text_len * 2 * local * width,
             because=f"{size.num_layers} layers x {self.text_len} tokens x 2 x {local} channels",
         )
+        if self.integrity is not IntegrityLevel.OFF:
+            verification = Verification(size=size, spec=spec, tp=self.tp, text_len=self.text_len)
+            yield verification.line(self.integrity)
         yield from self._working()
 
     def options(self) -> Iterable[Option]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scope_contracts.cache_spec import CacheKind, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import CacheError, UserInputError
+from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.domains import CacheDomain, SequenceCacheSpec, plan_domains
@@ -53,7 +54,13 @@ def video(*, tp: int = 1, window: int = 21, batch: int = 1) -> VideoRequirement:
         block_frames=3,
     )
     return VideoRequirement(
-        size=WAN_14B, spec=spec, tp=tp, text_len=512, plan_id=PlanId.PP0, control=NO_CONTROL
+        size=WAN_14B,
+        spec=spec,
+        tp=tp,
+        text_len=512,
+        plan_id=PlanId.PP0,
+        control=NO_CONTROL,
+        integrity=IntegrityLevel.OFF,
     )
 
 
