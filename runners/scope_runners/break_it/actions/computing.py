@@ -148,10 +148,15 @@ def _change_kernel(generator: ChunkGenerator) -> ChunkGenerator:
     return generator
 
 
-def _skip_early_writes(generator: ChunkGenerator) -> ChunkGenerator:
-    """A layer writes its rows at a chunk's last call only; the others see what was there."""
+def _cache_of(generator: ChunkGenerator) -> SlotCache:
     cache = generator.cache
     assert isinstance(cache, SlotCache), "a stream's cache"
+    return cache
+
+
+def _skip_early_writes(generator: ChunkGenerator) -> ChunkGenerator:
+    """A layer writes its rows at a chunk's last call only; the others see what was there."""
+    cache = _cache_of(generator)
     vars(cache)["_write"] = partial(_write_last, cache, cache.spec.num_layers // 2)
     return generator
 
@@ -171,8 +176,7 @@ def _write_last(
 
 def _skip_writes(generator: ChunkGenerator) -> ChunkGenerator:
     """A layer's rows are given to the cache, and never get there."""
-    cache = generator.cache
-    assert isinstance(cache, SlotCache), "a stream's cache"
+    cache = _cache_of(generator)
     rows = cache.storage.rows
     vars(rows)["write"] = partial(_write_all_but, rows, cache.spec.num_layers // 2)
     return generator
