@@ -1,8 +1,9 @@
 """Rank0 shows the pictures of the latents that arrived: in strict no others, whatever changed."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from scope_contracts.errors import IntegrityError
 from scope_rt.checks import Checks
 from scope_rt.control.chunk import Chunk
 from scope_rt.faults import FaultPoint
+from scope_rt.models.loading import embedded_folder
 from scope_rt.vae.checked import CheckedDecoder
 from scope_rt.vae.tiny import TinyVideoCodec
 from tests.integrity.corruption import Change
@@ -25,14 +27,22 @@ from tests.integrity.rank0_streams import (
     pixels,
     shown_with,
 )
+from tests.tiny_folder import write_tiny_folder
 
-decoded_with = partial(shown_with, model="tiny", num_chunks=AT + 1)
-"""By a trained codec: one of random weights hardly shows what it remembers."""
+Decoded = Callable[..., list[Chunk]]
 
 
-@cache
-def clean() -> list[Chunk]:
-    return decoded_with(UNTOUCHED, integrity="strict")
+@pytest.fixture(scope="module")
+def decoded_with(tmp_path_factory: pytest.TempPathFactory) -> Decoded:
+    """What a stream shows by the trained codec: one of random weights hardly shows its memory."""
+    folder = write_tiny_folder(tmp_path_factory.mktemp("model"))
+    shutil.copytree(embedded_folder() / "vae", folder / "vae", dirs_exist_ok=True)
+    return partial(shown_with, model=folder, num_chunks=AT + 1)
+
+
+@pytest.fixture(scope="module")
+def clean(decoded_with: Decoded) -> list[bytes]:
+    return pixels(decoded_with(UNTOUCHED, integrity="strict"))
 
 
 def scale_codec_weight(decoder: CheckedDecoder) -> None:
@@ -42,7 +52,7 @@ def scale_codec_weight(decoder: CheckedDecoder) -> None:
 
 def feed(decoder: CheckedDecoder) -> None:
     """Latents of another stream."""
-    decoder.decode(torch.randn(1, 3, 16, 8, 8))
+    decoder.decode(torch.randn(1, 3, 16, 2, 4))
 
 
 def reset(decoder: CheckedDecoder) -> None:
@@ -77,14 +87,16 @@ STRICT: dict[str, tuple[FaultPoint, Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", STRICT)
-def test_strict_shows_nothing_of_a_decoder_that_gives_other_pictures(name: str) -> None:
+def test_strict_shows_nothing_of_a_decoder_that_gives_other_pictures(
+    decoded_with: Decoded, clean: list[bytes], name: str
+) -> None:
     point, change, said = STRICT[name]
     shown: list[Chunk] = []
     broken = Change(point, AT, change)
     with pytest.raises(IntegrityError, match=said) as raised:
         decoded_with(broken, shown=shown, integrity="strict")
     assert broken.was_made
-    assert pixels(shown) == pixels(clean()[:AT])
+    assert pixels(shown) == clean[:AT]
     assert raised.value.retraction is None
 
 
@@ -101,15 +113,19 @@ DISARMED: dict[str, tuple[FaultPoint, Callable[[Any], Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DISARMED)
-def test_without_its_check_a_change_is_shown_in_strict(name: str) -> None:
+def test_without_its_check_a_change_is_shown_in_strict(
+    decoded_with: Decoded, clean: list[bytes], name: str
+) -> None:
     point, change, off = DISARMED[name]
     checks = replace(Checks(), **off)
     wrong = decoded_with(Change(point, AT, change), checks=checks, integrity="strict")
-    assert pixels(wrong) != pixels(clean())
+    assert pixels(wrong) != clean
 
 
 @pytest.mark.parametrize("level", ["default", "strict"])
-def test_a_picture_of_one_value_that_another_decoder_does_not_show_is_refused(level: str) -> None:
+def test_a_picture_of_one_value_that_another_decoder_does_not_show_is_refused(
+    decoded_with: Decoded, level: str
+) -> None:
     shown: list[Chunk] = []
     with pytest.raises(IntegrityError, match=ANOTHER):
         decoded_with(Change(FaultPoint.DECODED, AT, torch.zeros_like), shown=shown, integrity=level)
