@@ -92,7 +92,7 @@ def darkest_chunk(video: Path) -> float:
     ("arguments", "rank", "what"),
     [
         (["--plan", "pp1"], 1, SPOILED),
-        (["--plan", "pp1"], 1, FLIPPED),
+        pytest.param(["--plan", "pp1"], 1, FLIPPED, marks=pytest.mark.lab),
         (PP1_TP2, 2, FLIPPED),
         (TP2, 1, FLIPPED),
         (TP2, 0, FLIPPED),
@@ -181,7 +181,8 @@ def test_a_killed_rank_is_a_loss_without_a_retraction(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "killed", "survivor"), [(PP1_TP2, 1, 2), (PP1_TP2, 2, 1), (TP2, 1, 0)]
+    ("arguments", "killed", "survivor"),
+    [(PP1_TP2, 1, 2), pytest.param(PP1_TP2, 2, 1, marks=pytest.mark.lab), (TP2, 1, 0)],
 )
 def test_after_a_loss_nothing_is_made_from_what_a_survivor_holds_wrong(
     tmp_path: Path,
@@ -246,7 +247,9 @@ def test_without_a_restart_what_is_suspect_is_marked_and_a_resume_replaces_it(
     assert f"chunks {AT - 2} to {AT - 1} of epoch 0" in resumed.said
 
 
-@pytest.mark.parametrize(("arguments", "rank"), [(PP1_TP2, 2), (TP2, 1), (TP2, 0)])
+@pytest.mark.parametrize(
+    ("arguments", "rank"), [(PP1_TP2, 2), pytest.param(TP2, 1, marks=pytest.mark.lab), (TP2, 0)]
+)
 def test_what_changes_with_the_last_chunk_is_found_before_the_stream_is_complete(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
