@@ -70,11 +70,15 @@ class CallPlanner:
         self._origin_frame = 0
         """The epoch's frame at position 0 of the cache."""
 
+    def skip(self, envelope: PPEnvelope) -> None:
+        """Nobody asks for the calls of this chunk, the next one, which rebuilds nothing."""
+        if envelope.reset_kv_cache:
+            self._origin_frame = 0
+
     def calls(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> list[CallPlan]:
         """Of this chunk, which must be the next one."""
         latents, num_context = tensors[LATENTS_IN], 0
-        if envelope.reset_kv_cache:
-            self._origin_frame = 0
+        self.skip(envelope)
         if envelope.do_kv_recompute:
             num_context = tensors[CONTEXT_FRAMES_OVERRIDE].shape[1]
             self._origin_frame = envelope.current_start_frame - num_context

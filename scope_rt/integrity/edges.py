@@ -116,7 +116,8 @@ class EdgeCheck:
     def begin(
         self, envelope: PPEnvelope, tensors: Mapping[str, Tensor], plans: Sequence[CallPlan]
     ) -> None:
-        """Watch the calls of the chunk, of which `plans` has one each."""
+        """Watch the calls of the chunk, of which `plans` has one each; none where no call has its
+        turn."""
         self.abandon()
         self._envelope, self._tensors, self._plans = envelope, tensors, plans
         # Now: rank0 has just drawn the start of this chunk; cold code takes ten times as long.
@@ -209,7 +210,8 @@ class EdgeCheck:
         seen = self._generator.last_input
         if seen is not None:
             shown = self._feedback(self._envelope.chunk_index, latents)
-            self._hold.same(len(self._plans) - 1, "input", seen, shown.to(seen.device))
+            last_call = self._envelope.expected_generator_calls - 1
+            self._hold.same(last_call, "input", seen, shown.to(seen.device))
 
     def _check_given(self, timesteps: Sequence[float], steps: range, latents: Tensor) -> None:
         """Every call has the modulation of its timestep and the text in effect; calls that are no

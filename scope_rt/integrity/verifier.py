@@ -52,13 +52,13 @@ class Verifier:
             within=self._within,
             checks=checks,
         )
+        self._every, self._is_watched = 1 if is_strict else AUDITED_CHUNKS, False
+        """Chunks to one whose calls are watched, and whether this one is."""
         self._arithmetic = ArithmeticCheck(
-            generator, level=level, rank=rank, checks=checks, every=AUDITED_CHUNKS
+            generator, level=level, rank=rank, checks=checks, every=self._every
         )
         self._made = MadeState(generator, rank=rank, checks=checks)
-        self._edges = EdgeCheck(
-            generator, rank=rank, checks=checks, every=1 if is_strict else AUDITED_CHUNKS
-        )
+        self._edges = EdgeCheck(generator, rank=rank, checks=checks, every=self._every)
         self._planner = CallPlanner()
         self._canary = Canary(generator, every=ROTATIONS * within)
         self._ran_canary = False
@@ -83,9 +83,14 @@ class Verifier:
             self._canary.run()
             self._canary_from, self._canary_chunk = self._canary_chunk, chunk
         self._made.begin(envelope, tensors)
-        plans = self._planner.calls(envelope, tensors)
+        self._is_watched = not chunk % self._every or envelope.do_kv_recompute
+        plans = self._planner.calls(envelope, tensors) if self._is_watched else []
         self._edges.begin(envelope, tensors, plans)
-        self._arithmetic.begin(envelope, tensors, plans)
+        if self._is_watched:
+            self._arithmetic.begin(envelope, tensors, plans)
+        else:
+            self._planner.skip(envelope)
+            self._arithmetic.abandon()
 
     def end(self, chunk: int, latents_BFCHW: Tensor, latents_sha256: str) -> RankEvidence:
         """Verify what was computed, and the share of the state that is due.
@@ -99,8 +104,9 @@ class Verifier:
         with self._state_vouches_for(chunk - self._within):
             self._state.verify(chunk)
         self._made.end()
-        with suspect_from(self._arithmetic.suspect_from):
-            self._arithmetic.end()
+        if self._is_watched:
+            with suspect_from(self._arithmetic.suspect_from):
+                self._arithmetic.end()
         self._edges.end(latents_BFCHW)
         return RankEvidence(
             result=self._result(latents_sha256),
@@ -113,10 +119,11 @@ class Verifier:
 
     def _result(self, latents_sha256: str) -> str:
         """With the noise, where another rank has drawn it as well."""
+        if self._generator.model.group.size == 1:
+            return latents_sha256
         digest = blake2b(latents_sha256.encode(), digest_size=HASH_BYTES)
-        if self._generator.model.group.size > 1:
-            for noise in self._generator.noise_drawn:
-                digest.update(bytes_of(noise))
+        for noise in self._generator.noise_drawn:
+            digest.update(bytes_of(noise))
         return digest.hexdigest()
 
     def close(self, chunk: int) -> None:
