@@ -90,7 +90,8 @@ class PictureCheck:
         if self._first_chunk is None:
             self._first_chunk, self._text_verified_at = chunk, chunk - 1
             self._fixed.begin(chunk)
-        self._verify_weights(chunk, self._rotation.due())  # first: they are the cause
+        if due := self._rotation.due():
+            self._verify_weights(chunk, due)  # first: they are the cause
         if chunk % self._text_every == self._text_every // 2:
             self._verify_text(chunk)
         if chunk % self._every != self._every // 2 and not is_constant(frames_BTHWC):

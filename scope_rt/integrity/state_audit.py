@@ -27,6 +27,7 @@ class StateAudit:
         """`within` is M, in chunks."""
         self._rank, self._checks = rank, checks
         self._weights, self._derived = weights, generator.derived
+        self._held = ((self._weights, checks.weights), (self._derived, checks.derived))
         self._cache = generator.cache
         self._rotation = Rotation(within)
 
@@ -47,10 +48,7 @@ class StateAudit:
         """
         rotation = self._all_parts()
         due = rotation.parts if is_last else rotation.due()
-        for digests, check in (
-            (self._weights, self._checks.weights),
-            (self._derived, self._checks.derived),
-        ):
+        for digests, check in self._held if due else ():
             changed = digests.changed(part.name for part in due if part.digests is digests)
             check(self._rank, chunk, changed)
         layers = [part.layer for part in due if part.digests is None]
@@ -59,7 +57,8 @@ class StateAudit:
             runs = [range(min(layers), max(layers) + 1)]
         # Rows that the chunk has overwritten were verified before; no layer is read for that.
         damaged = [found for run in (range(0), *runs) for found in self._cache.damaged(run)]
-        self._checks.rows(self._rank, chunk, damaged)
+        if damaged:
+            self._checks.rows(self._rank, chunk, damaged)
 
     def _all_parts(self) -> Rotation:
         """In an order that stays, found anew when something more was derived."""

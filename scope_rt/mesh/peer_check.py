@@ -112,8 +112,9 @@ class PeerCheck:
         """This process's numeric settings, which are still those of its start."""
         now = self.numerics()
         self._numerics_at_start = self._numerics_at_start or now
-        with suspect_from(chunk):
-            self.checks.numerics(self.rank, chunk, now=now, at_start=self._numerics_at_start)
+        if now != self._numerics_at_start:
+            with suspect_from(chunk):
+                self.checks.numerics(self.rank, chunk, now=now, at_start=self._numerics_at_start)
         return now
 
     def _compare(self, chunk: int, mine: RankEvidence) -> None:
