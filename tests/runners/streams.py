@@ -16,8 +16,19 @@ from scope_runners import show
 from scope_runners.break_it.faults import Fault, FaultPlan, encode
 from scope_runners.break_it.instruments import FAULTS
 from scope_runners.main import main
+from tests.tiny_folder import tiny_folder
 
-SHORT = ["stream", "--prompt", "a red circle", "--seconds", "3", "--seed", "7"]
+SHORT = [
+    "stream",
+    "--model",
+    str(tiny_folder()),
+    "--prompt",
+    "a red circle",
+    "--seconds",
+    "3",
+    "--seed",
+    "7",
+]
 
 
 def num_frames(path: Path) -> int:
