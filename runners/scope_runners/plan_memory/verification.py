@@ -19,6 +19,7 @@ _FIXED_CHUNK_NUMBERS = 32
 """A channel of a layer: keys and values of the fixed chunk's 16 tokens."""
 _PENDING_BYTES = 1 << 20
 """Most of rows that were written and wait to be digested, unless one layer's are more."""
+_WORKSPACES, _WORKSPACE_BYTES = 2, 64 << 20
 _DIGEST_BYTES = 8
 _FLOAT32, _FLOAT64 = 4, 8
 
@@ -48,8 +49,8 @@ class Verification:
         """Of what is kept from chunk to chunk, and of what a watched chunk keeps until it ends."""
         if level is IntegrityLevel.OFF:
             return 0
-        watched_calls = _NOISE_LEVELS if level is IntegrityLevel.STRICT else 1
-        return self.kept_bytes + watched_calls * self._call_bytes
+        calls = _NOISE_LEVELS if level is IntegrityLevel.STRICT else 1
+        return self.kept_bytes + calls * self._call_bytes + self.working_bytes(calls)
 
     @property
     def kept_bytes(self) -> int:
@@ -64,6 +65,12 @@ class Verification:
         planes = len(spec.row_format.planes)
         digests = _DIGEST_BYTES * layers * spec.batch * spec.capacity_frames * planes
         return layers * a_layer + edges + digests + self._pending_bytes
+
+    def working_bytes(self, num_calls: int) -> int:
+        """At most, of what so many calls are computed again with: scores, in pieces."""
+        heads = self.size.num_attention_heads // self.tp
+        scores = self._tokens * heads * self.spec.capacity_tokens * _FLOAT32
+        return _WORKSPACES * min(_WORKSPACE_BYTES, num_calls * self.size.num_layers * scores)
 
     @property
     def _pending_bytes(self) -> int:

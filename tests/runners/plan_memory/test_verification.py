@@ -62,9 +62,11 @@ def test_a_session_keeps_what_is_planned_for_verification(level: str) -> None:
     config, spec = setup.model.config, setup.cache_spec
     sizes = WanSize(**{name: getattr(config, name) for name in WanSize.__slots__})
     text_len = setup.model.text_sizes().text_len
-    planned = Verification(size=sizes, spec=spec, tp=1, text_len=text_len).kept_bytes
-    least = 0.6 * planned if level == "strict" else 0  # which looks at all calls of each chunk
-    assert least < kept < 1.15 * planned
+    planned = Verification(size=sizes, spec=spec, tp=1, text_len=text_len)
+    is_strict = level == "strict"  # which looks at all calls of each chunk
+    least = 0.6 * planned.kept_bytes if is_strict else 0
+    most = 1.15 * planned.kept_bytes + planned.working_bytes(5 if is_strict else 1)
+    assert least < kept < most
 
 
 def test_verification_is_a_line_of_its_own_at_each_level(
