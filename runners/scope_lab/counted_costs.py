@@ -28,6 +28,11 @@ WAN_1_3B = CausalWanConfig(
     num_layers=30,
 )
 _CANARY_CALLS, _CANARY_TOKENS = 2, 8
+_COLUMNS, _PASSED = 5 * 4 + 4 * 9 + 3 * 4, 14
+"""Sums of what passes in a block, and tensors of the model's width that pass."""
+_FLOAT32 = 4
+"""Bytes of a number that sums are taken of: stacked, summed and measured; scores are written,
+normed in place and used."""
 _OPERATIONS_A_DRAW = 100
 """Of a normal number by Philox and Box-Muller, about."""
 
@@ -150,9 +155,7 @@ def evidence(shapes: Shapes, level: IntegrityLevel) -> Iterator[Cost]:
     yield Cost("rows verified before replaced", 2 * num_rows, num_rows * size)
     within = 1 if is_strict else shapes.verify_within
     yield Cost("state in rotation", 2 * state / within, state * size / within)
-    turns = shapes.model.num_layers * shapes.num_calls if is_strict else 1 / AUDITED_CHUNKS
-    token = _token(shapes)
-    yield Cost("a token computed again", turns * token.flops, turns * token.bytes_moved)
+    yield _blocks(shapes, level)
     calls = shapes.num_calls if is_strict else 1 / AUDITED_CHUNKS
     yield _edges(shapes, calls=calls)
     draws = shapes.latent_numbers * (shapes.num_calls - 1 if is_strict else 1 / NOISE_EVERY)
@@ -163,13 +166,25 @@ def evidence(shapes: Shapes, level: IntegrityLevel) -> Iterator[Cost]:
     yield _canary(shapes)
 
 
-def _token(shapes: Shapes) -> Cost:
-    """One token of one layer and call: its attention, sums of its products, and the chunk's rows
-    compared with those given, as attention saw them and as they were kept."""
-    d, keys = shapes.model.dim, shapes.keys + shapes.text_tokens
-    sums = 2 * NUM_SUMS * (7 * 2 * d + 2 * (d + shapes.model.ffn_dim))
+def _blocks(shapes: Shapes, level: IntegrityLevel) -> Cost:
+    """All tokens of all layers and calls, or one token of all layers in one call in turn.
+
+    Attention to the sums of values, the text's likewise, sums and lengths of what passes, and the
+    chunk's rows compared with those given, as attention saw them and as they were kept.
+    """
+    is_strict = level is IntegrityLevel.STRICT
+    times = shapes.model.num_layers * (shapes.num_calls if is_strict else 1 / AUDITED_CHUNKS)
+    tokens, d, f = shapes.tokens if is_strict else 1, shapes.model.dim, shapes.model.ffn_dim
+    scores = tokens * (shapes.keys + shapes.text_tokens)
+    rows, passed = 2 * shapes.keys * d, tokens * (_PASSED * d + f)
     compared = 2 * 2 * 2 * shapes.tokens * d
-    return Cost("", 4 * keys * d + sums + compared, (2 * keys * d + compared) * shapes.number_bytes)
+    flops = 2 * scores * (d + 2 * NUM_SUMS * shapes.model.num_attention_heads)
+    flops += 2 * NUM_SUMS * rows + 2 * tokens * (_COLUMNS * d + 2 * NUM_SUMS * f)
+    flops += 2 * passed + compared
+    size, taken = shapes.number_bytes, _FLOAT32 * (3 if shapes.number_bytes == _FLOAT32 else 5) / 2
+    moved = rows * (size + taken) + passed * (size + 3 * _FLOAT32) + compared * size
+    moved += _FLOAT32 * (4 * scores * shapes.model.num_attention_heads + 8 * tokens * f)
+    return Cost("blocks computed again", times * flops, times * moved)
 
 
 def _edges(shapes: Shapes, *, calls: float) -> Cost:

@@ -18,7 +18,6 @@ from scope_rt.control.emission import Emission
 from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.plan_check import PlanCheck
 from scope_rt.integrity.arithmetic import ArithmeticCheck
-from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.canary import Canary
 from scope_rt.integrity.edges import EdgeCheck
 from scope_rt.integrity.made_state import MadeState
@@ -45,7 +44,6 @@ _PARTS: dict[str, tuple[tuple[object, str], ...]] = {
         (BlockRecorder, "_keep_product"),
         (BlockRecorder, "_keep_input"),
         (BlockRecorder, "_look_at"),
-        (BlockRecord, "_all_sums"),
     ),
     "what enters and leaves blocks, and noise": ((EdgeCheck, "begin"), (EdgeCheck, "end")),
     "text and modulations": ((MadeState, "begin"), (MadeState, "end")),

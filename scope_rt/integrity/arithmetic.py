@@ -1,9 +1,9 @@
 """A chunk that was computed wrong is refused, whichever kernel, flag, position or row was wrong.
 
 Where the level is strict, all tokens of every layer and call are computed again, when the chunk
-ends; else one token of one layer and call in turn. They are held against what the kernels gave and
-the cache kept. What all-reduces gave and got is summed for the comparison of ranks. Blocks that are
-not audited run as if there were no audit.
+ends; else one token of all layers in one call in turn. They are held against what the kernels gave
+and the cache kept. What all-reduces gave and got is summed for the comparison of ranks. Blocks that
+are not audited run as if there were no audit.
 """
 
 import math
@@ -19,44 +19,48 @@ from scope_contracts.envelope import LATENTS_IN, PPEnvelope
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.checks import Checks
-from scope_rt.integrity.audit_plan import (
-    Audit,
-    CallPlan,
-    RecomputeTurns,
-    audit_in_turn,
-    whole_audits,
-)
+from scope_rt.integrity.audit_plan import Audit, CallPlan, CallTurns, audits_in_turn, whole_audits
 from scope_rt.integrity.block_record import BlockRecord
+from scope_rt.integrity.block_sums import BlockSums
 from scope_rt.integrity.call_weights import BlockWeights
 from scope_rt.integrity.oracle import BlockAudit, Stage
 from scope_rt.integrity.recorder import BlockRecorder
 from scope_rt.integrity.reduced_sums import ReducedSums, reduced_sums_of
 from scope_rt.integrity.shown_rows import ShownRows
+from scope_rt.integrity.token_sums import TokenSums, token_sums
 from scope_rt.integrity.tolerance import Rounding
 from scope_rt.models.causal_wan import Block
 from scope_rt.models.generator import ChunkGenerator
 
+_MOST_KEPT_BYTES = 8 << 20
+"""That tensors of blocks of one call may have until sums are taken of them together: what a CPU's
+caches hold. Those of a block that has more are summed when it ends."""
 _MOST_WAITING_BYTES = 64 << 20
-"""That records may hold before they are computed again: a query leaves as many numbers as the text
-has tokens, in every head."""
+"""That blocks may leave until they are looked at together: a query leaves as many numbers as the
+text has tokens, in every head."""
 
 
 class _Held(NamedTuple):
     """What some records came to; on their device until the chunk ends."""
 
-    records: list[BlockRecord]
+    records: Sequence[BlockRecord]
     stages: list[Stage]
     is_right: Tensor
+    past_rows_changed: Tensor
     sums: list[ReducedSums]
 
 
 class ArithmeticCheck:
     """One generator rank's audit: `begin` before a chunk, `end` after it, then `report`.
 
-    In `default` every (layer, call) has its turn within layers x calls x `every` chunks, and a
-    recompute whenever it happens. Build it when the weights are loaded and verified: it remembers
-    their sums, and in time, on the device, about 140 bytes a channel of each layer and call and a
-    copy of the text's keys, in float32.
+    In `default` every call has its turn within calls x `every` chunks, and a recompute unless one
+    was looked at in the `every` chunks before it.
+
+    Build it when the weights are loaded and verified: it remembers their sums, and in time, on the
+    device, about 200 bytes a channel of each layer and call and a copy of the text's keys, in
+    float32. While a chunk is watched it keeps what passes of one block, or of as many as leave no
+    more than 64 MiB; computing it again takes a few tensors of that more, in float32. Sums of the
+    rows that attention saw are kept until the chunk ends: 16 bytes a head of each row in view.
     """
 
     def __init__(
@@ -76,8 +80,12 @@ class ArithmeticCheck:
         self._chunk = 0
         self._calls: Sequence[CallPlan] = []
         self._recorder: BlockRecorder | None = None
-        self._waiting: list[BlockRecord] = []
+        self._kept: list[BlockRecord] = []
+        self._num_kept_bytes = 0
+        self._waiting: list[tuple[list[BlockRecord], TokenSums]] = []
         self._num_waiting_bytes = 0
+        self._fault = ""
+        """Of the first block that did not compute what every block does."""
         self._held: list[_Held] = []
         self._sums: tuple[ReducedSum, ...] = ()
         self._blocks: list[Block] = []
@@ -85,7 +93,7 @@ class ArithmeticCheck:
         if level is not IntegrityLevel.OFF:
             self._blocks = [each for each in generator.model.blocks if isinstance(each, Block)]
             self._weights = BlockWeights(self._blocks)
-        self._recomputes = RecomputeTurns(num_layers=len(self._blocks), every=self._every)
+        self._turns, self._num_rebuilt = CallTurns(self._every), 0
 
     def begin(
         self, envelope: PPEnvelope, tensors: Mapping[str, Tensor], plans: Sequence[CallPlan]
@@ -105,18 +113,20 @@ class ArithmeticCheck:
 
     def _audits(self, batch: int) -> list[Audit]:
         """Those of the chunk that begins, in the order in which blocks are entered."""
-        num_layers = len(self._blocks)
+        num_layers, num_calls = len(self._blocks), len(self._calls)
         if self._level is IntegrityLevel.STRICT:
-            return whole_audits(num_layers, len(self._calls))
+            return whole_audits(num_layers, num_calls)
+        first = int(self._calls[0].block_frames > 0)
+        visit = self._chunk // self._every // (num_calls - first)
         audits: list[Audit] = []
-        if self._calls[0].block_frames:
-            audits += self._recomputes.audits(self._chunk, self._calls[0], batch=batch)
-        if not self._chunk % self._every:
-            turn = self._chunk // self._every
-            audits.append(
-                audit_in_turn(turn, num_layers=num_layers, calls=self._calls, batch=batch)
+        for call in self._turns.due(self._chunk, num_calls=num_calls, has_recompute=bool(first)):
+            number, plan = visit + 31 * (call - first), self._calls[call]
+            if call < first:
+                number, self._num_rebuilt = self._num_rebuilt, self._num_rebuilt + 1
+            audits += audits_in_turn(
+                number, call=call, plan=plan, num_layers=num_layers, batch=batch
             )
-        return sorted(audits, key=lambda audit: (audit.call, audit.layer))
+        return audits
 
     def end(self) -> None:
         """Compute again what was watched; the cache must have advanced.
@@ -129,13 +139,17 @@ class ArithmeticCheck:
             self.abandon()
             return
         self._hold()
-        self._check_whole(recorder.records)
-        held, missed = self._held, recorder.missed()
+        held, fault, missed = self._held, self._fault, recorder.missed()
         self.abandon()
+        if fault:
+            raise IntegrityError(fault)
         for each in held:
             self._judge(each)
         rows = self._rows()
-        rows.check_past(recorder.records, self._where)
+        rows.check_past(recorder.first_shown.values(), self._where)
+        for each in held:
+            for record, changed in zip(each.records, each.past_rows_changed.tolist(), strict=True):
+                rows.check_count(self._where(record.audit), changed)
         if missed is not None:
             wanted, entered = missed
             self._checks.arithmetic(
@@ -157,53 +171,74 @@ class ArithmeticCheck:
         """Watch nothing any more, as after a chunk that failed."""
         if self._recorder is not None:
             self._recorder.stop()
-        self._recorder, self._held, self._sums = None, [], ()
+        self._recorder, self._held, self._sums, self._fault = None, [], (), ""
+        self._kept, self._num_kept_bytes = [], 0
         self._waiting, self._num_waiting_bytes = [], 0
 
     @property
     def suspect_from(self) -> int:
-        """The first chunk since a token of the same layer and call was looked at: turns follow from
-        the chunk's index, so an earlier process had them too."""
+        """The first chunk since the same call was looked at: turns follow from its index, so that
+        an earlier process had them too."""
         if self._level is IntegrityLevel.STRICT:
             return self._chunk
-        return self._chunk + 1 - len(self._blocks) * len(self._calls) * self._every
+        return self._chunk + 1 - len(self._calls) * self._every
 
     def report(self) -> tuple[ReducedSum, ...]:
         """The last chunk's all-reduces, for `Checks.reduced_sums`; empty in a group of one."""
         return self._sums
 
+    @torch.inference_mode()
     def _take(self, record: BlockRecord) -> None:
-        """A block that is watched has ended."""
-        self._waiting.append(record)
-        self._num_waiting_bytes += record.num_bytes
+        """A block that is watched has ended; waits for no device."""
+        if record.fault:
+            where = self._where(record.audit)
+            self._fault = self._fault or f"{where}: the block computed {record.fault}"
+            return
+        if self._kept and not _follows(record.audit, self._kept[-1].audit):
+            self._sum_up()
+        self._kept.append(record)
+        self._num_kept_bytes += record.num_bytes
+        if self._num_kept_bytes > _MOST_KEPT_BYTES:
+            self._sum_up()
         if self._num_waiting_bytes > _MOST_WAITING_BYTES:
             self._hold()
 
+    def _sum_up(self) -> None:
+        """Take sums of what is kept, and let go of it."""
+        if not self._kept:
+            return
+        assert self._weights is not None
+        kept, self._kept, self._num_kept_bytes = self._kept, [], 0
+        made, text = self._generator.modulations, self._generator.text
+        sums = token_sums(kept, self._weights, made, text)
+        for record in kept:
+            record.forget()
+        self._waiting.append((kept, sums))
+        self._num_waiting_bytes += sums.text_scores_RBHLN.nbytes
+
     @torch.inference_mode()
     def _hold(self) -> None:
-        """Compute the records that wait again, and let go of what they hold; waits for no
+        """Hold what waits against what it must be, and let go of what is large; waits for no
         device."""
         assert self._weights is not None
-        whole = [record for record in self._waiting if not record.fault]
-        for _, each in groupby(whole, key=_alike):
-            some = list(each)
-            stages = list(BlockAudit(self._weights, some, self._rounding).stages())
+        self._sum_up()
+        made, text = self._generator.modulations, self._generator.text
+        for _, each in groupby(self._waiting, key=lambda waiting: _alike(waiting[0][0])):
+            found, sums = zip(*each, strict=True)
+            records = [record for some in found for record in some]
+            seen = BlockSums(self._weights, records, sums, made, text)
+            stages = list(BlockAudit(seen, self._rounding).stages())
             got, want, bound = (
-                torch.cat([getattr(stage, name).expand_as(stage.got) for stage in stages], dim=-1)
+                torch.cat([getattr(stage, name).expand_as(stage.got) for stage in stages], dim=1)
                 for name in ("got", "want", "bound")
             )
             is_right = ((got - want).abs_() <= bound).all()
-            sums = reduced_sums_of(some, self._rounding)
-            self._held.append(_Held(some, stages, is_right, sums))
-        for record in self._waiting:
-            record.text_scores = None
+            changed = self._rows().changed(records)
+            reduced = reduced_sums_of(seen, self._rounding, self._generator.model.group.size)
+            self._held.append(_Held(records, stages, is_right, changed, reduced))
+            for record in records:
+                record.attended = None
         self._waiting, self._num_waiting_bytes = [], 0
-
-    def _check_whole(self, records: Sequence[BlockRecord]) -> None:
-        for record in records:
-            if record.fault:
-                where = self._where(record.audit)
-                raise IntegrityError(f"{where}: the block computed {record.fault}")
 
     def _rows(self) -> ShownRows:
         assert self._weights is not None
@@ -229,16 +264,16 @@ class ArithmeticCheck:
         excess = (got - want).abs() - stage.bound.expand_as(stage.got)[number]
         if bool((excess <= 0).all()):
             return
-        token, column = divmod(int(excess.argmax()), excess.shape[-1])
+        column, token = divmod(int(excess.argmax()), excess.shape[-1])
         check = self._checks.linear_sums if stage.is_linear else self._checks.arithmetic
         where_token = token % record.plan.num_tokens if record.audit.token is None else None
         check(
             Deviation(
                 where=self._where(record.audit, where_token),
                 stage=stage.name,
-                got=float(got[token, column]),
-                want=float(want[token, column]),
-                bound=float(stage.bound.expand_as(stage.got)[number, token, column]),
+                got=float(got[column, token]),
+                want=float(want[column, token]),
+                bound=float(stage.bound.expand_as(stage.got)[number, column, token]),
             )
         )
 
@@ -276,11 +311,10 @@ class ArithmeticCheck:
             )
 
 
+def _follows(audit: Audit, before: Audit) -> bool:
+    return audit.call == before.call and audit.layer == before.layer + 1
+
+
 def _alike(record: BlockRecord) -> tuple[object, ...]:
     """Records of as many tokens, or one token, are computed again together."""
-    return (
-        record.plan.num_tokens,
-        record.plan.block_frames,
-        record.audit.batch,
-        record.audit.token,
-    )
+    return (id(record.window), record.plan.num_tokens, record.audit.batch, record.audit.token)

@@ -1,7 +1,7 @@
 """Which token is recomputed follows from the chunk alone, so all ranks look at the same one."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -108,59 +108,16 @@ def whole_audits(num_layers: int, num_calls: int) -> list[Audit]:
     ]
 
 
-def audit_in_turn(chunk: int, *, num_layers: int, calls: Sequence[CallPlan], batch: int) -> Audit:
-    """The one token whose turn it is.
+def audits_in_turn(
+    number: int, *, call: int, plan: CallPlan, num_layers: int, batch: int
+) -> list[Audit]:
+    """One token of a call, in all layers.
 
-    Turns go through the layers, then through the calls: every (layer, call) has one within
-    `num_layers * len(calls)` chunks in a row, and every token of it within as many times the
-    tokens of all batch rows. A recompute takes no turns here, so that it delays none: see
-    `RecomputeTurns`.
+    Numbers in a row go through all batch rows of a token, then through the tokens.
     """
-    num_recomputes = sum(call.block_frames > 0 for call in calls)
-    visit, turn = divmod(chunk, num_layers * (len(calls) - num_recomputes))
-    call, layer = divmod(turn, num_layers)
-    call += num_recomputes
-    row, token = _row_and_token(visit + 31 * turn + 7 * layer, calls[call], batch)
-    return Audit(call=call, layer=layer, batch=row, token=token)
-
-
-def _row_and_token(number: int, call: CallPlan, batch: int) -> tuple[int, int]:
-    """Numbers in a row go through all batch rows of a token, then through the tokens."""
     visit, row = divmod(number, batch)
-    return row, visit % call.num_tokens
-
-
-class RecomputeTurns:
-    """A recompute is audited whenever it happens: in all layers where it is rare, and in no more
-    than one for each `every` chunks since the last where it is not.
-
-    Whichever it is, a layer has its turn within `(num_layers + 1) * every` chunks, or in every
-    recompute, and in as many turns as there are tokens each has one. The first recompute of a start
-    rebuilds what a lost process held, and is audited in all layers.
-    """
-
-    def __init__(self, *, num_layers: int, every: int) -> None:
-        self._num_layers, self._every = num_layers, every
-        self._num_audits = 0
-        self._paid_chunk: int | None = None
-        """Audits up to this chunk are done."""
-
-    def audits(self, chunk: int, call: CallPlan, *, batch: int) -> list[Audit]:
-        """Of the recompute that `chunk` begins with, its first call."""
-        due = self._num_layers
-        if self._paid_chunk is not None:
-            due = min(due, (chunk - self._paid_chunk) // self._every)
-        if due == self._num_layers:
-            self._paid_chunk = chunk
-        elif self._paid_chunk is not None:
-            self._paid_chunk += due * self._every
-        turns = [divmod(self._num_audits + n, self._num_layers) for n in range(due)]
-        self._num_audits += due
-        audits: list[Audit] = []
-        for visit, layer in turns:
-            row, token = _row_and_token(visit + 7 * layer, call, batch)
-            audits.append(Audit(call=0, layer=layer, batch=row, token=token))
-        return audits
+    token = visit % plan.num_tokens
+    return [Audit(call=call, layer=layer, batch=row, token=token) for layer in range(num_layers)]
 
 
 class CallTurns:

@@ -1,87 +1,62 @@
-"""The linear layers of all blocks as they were loaded, as sums that whole tensors are held against.
+"""Several calls of blocks at once: what they left, and what follows from weights and texts."""
 
-`linear_sums` says why. Bounds here are of whole tokens: what rounding errors of all numbers add to
-a sum follows from the Euclidean length of the token's numbers, by Cauchy and Schwarz.
-"""
-
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from scope_contracts.arithmetic import LAMBDA
-from scope_rt.integrity.linear_sums import NUM_SUMS, signs
-from scope_rt.integrity.tolerance import SHARED, Rounding
-
-
-def walk(num_terms: int, of_sum: Tensor, of_terms: Tensor, work: float) -> Tensor:
-    """Rounding error of a sum of so many terms: its own size, and the length of its terms."""
-    root = LAMBDA * work * math.sqrt(num_terms)
-    return of_sum.abs() * (root / math.sqrt(3)) + of_terms * (root / math.sqrt(6))
+from scope_rt.integrity.block_record import BlockRecord
+from scope_rt.integrity.call_weights import LOCAL, REDUCED, BlockWeights, Seen
+from scope_rt.integrity.token_sums import TokenSums
+from scope_rt.models.causal_wan import Modulation, TextKV
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductSums:
-    """One linear layer of each of L blocks; K sums of `rows` numbers."""
+class BlockSums:
+    """Of R records of as many tokens. Those are of all batch rows, or the audit's one."""
 
-    rows: int
-    columns: int
-    signs_RK: Tensor
-    sums_LCK: Tensor
-    """Of the weights; `x @ sums` must be `(W x) @ signs`."""
-    bias_LR: Tensor
-    bias_sums_LK: Tensor
-    largest_LK: Tensor
-    """Of the sums."""
-    column_L: Tensor
-    """Length of the longest column."""
-
-    @classmethod
-    def of(
-        cls, linears: Sequence[nn.Module], *, has_bias: bool, dtype: torch.dtype
-    ) -> "ProductSums":
-        """`has_bias` tells whether the products that are checked have the bias in them."""
-        found = [each for each in linears if isinstance(each, nn.Linear)]
-        assert len(found) == len(linears)
-        (rows, columns), device = found[0].weight.shape, found[0].weight.device
-        signs_RK = torch.from_numpy(signs(rows, NUM_SUMS)).to(device)
-        weights = [linear.weight.detach().double() for linear in found]
-        none = torch.zeros(rows, device=device, dtype=torch.float64)
-        biases = [none if each.bias is None else each.bias.detach().double() for each in found]
-        sums_LCK, bias_LR = torch.stack([w.T @ signs_RK for w in weights]), torch.stack(biases)
-        longest = [torch.linalg.vector_norm(weight, dim=0).amax() for weight in weights]
-        return cls(
-            rows=rows,
-            columns=columns,
-            signs_RK=signs_RK.to(dtype),
-            sums_LCK=sums_LCK.to(dtype),
-            bias_LR=bias_LR.to(dtype),
-            bias_sums_LK=(bias_LR @ signs_RK * has_bias).to(dtype),
-            largest_LK=sums_LCK.abs().amax(1).to(dtype),
-            column_L=torch.stack(longest).to(dtype),
-        )
-
-    def bound(
+    def __init__(
         self,
-        layers: Tensor,
-        *,
-        got: Tensor,
-        y: Tensor,
-        x: Tensor,
-        x_error: Tensor | None,
-        rounding: Rounding,
-    ) -> Tensor:
-        """How far sums `[R, N, K]` of products may be from those of the weights.
+        weights: BlockWeights,
+        records: Sequence[BlockRecord],
+        found: Sequence[TokenSums],
+        made: Mapping[float, Modulation],
+        texts: Sequence[TextKV],
+    ) -> None:
+        """`found` are the records', in their order; `made` and `texts` are the generator's."""
+        self.records, self.weights = records, weights
+        numbers = [each.audit.layer for each in records]
+        layers = torch.tensor(numbers, device=weights.device)
+        calls = tuple((each.audit.layer, each.plan.timestep) for each in records)
+        self.bounds, self.products = weights.bounds_of(calls, made), weights.products.at(layers)
+        self.text = weights.of_text(texts).at(layers, records[0].audit.batch)
+        self.of = TokenSums(*(torch.cat(list(each)) for each in zip(*found, strict=True)))
+        self.given, self.got = self.own(self.of.given_RSKT), self.own(self.of.got_RSKT)
+        self.got_lengths = self.own(self.of.got_lengths_RST)
+        lengths = torch.linalg.vector_norm(self.of.lengths_RSHN, dim=2)
+        self.lengths: dict[Seen, Tensor] = {Seen.UP: self.of.up_length_RN}
+        self.lengths |= zip(LOCAL, lengths.unbind(1), strict=True)
+        self.lengths |= zip(REDUCED, self.own(self.of.given_lengths_RST).unbind(1), strict=True)
+        """`[R, N]`."""
+        self.sums: dict[Seen, Tensor] = {Seen.UP: self.of.up_RKN}
+        self.sums |= zip(LOCAL, self.of.local_RSKN.unbind(1), strict=False)
+        self.sums |= zip(REDUCED, self.given.unbind(1), strict=True)
+        """`[R, K, N]`."""
 
-        `y`, `x` and `x_error` are lengths `[R, N or 1, 1]` of a token's products, of what was
-        multiplied and of its error. Both the kernel's sums and those taken here are rounded.
-        """
-        work, largest = rounding.work, self.largest_LK[layers][:, None]
-        terms = self.column_L[layers][:, None, None] + largest
-        bound = walk(self.columns, got.abs() + y, terms * x, work) + walk(self.rows, got, y, work)
-        bound += (SHARED * work + 2 * rounding.store) * (y + got.abs())
-        if x_error is not None:
-            bound += largest * x_error
-        return bound
+    def own(self, of_all_tokens: Tensor) -> Tensor:
+        """The audit's; where there are no other ranks, there may be no more."""
+        row = self.records[0].row
+        if row is None or of_all_tokens.shape[-1] == 1:
+            return of_all_tokens
+        return of_all_tokens[..., row : row + 1]
+
+    def lengths_by_head(self, what: Seen) -> Tensor:
+        """`[R, B, H, N]`."""
+        lengths_RHN = self.of.lengths_RSHN[:, LOCAL.index(what)]
+        (num, heads, _), batch = lengths_RHN.shape, self.text.keys_RBHLD.shape[1]
+        return lengths_RHN.view(num, heads, batch, -1).transpose(1, 2)
+
+    def squares(self, number: int, index: int) -> Tensor:
+        """Of all tokens: given (`index` 0) or got (1), of q and k (`number` 0) or of the text's q,
+        `[R, projections, T]`."""
+        made = torch.stack([each.squares[number][index] for each in self.records])
+        return made.flatten(2).to(self.weights.dtype)

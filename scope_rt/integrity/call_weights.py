@@ -4,17 +4,19 @@ Modulations and gates are part of the weights: they are constant over a call. So
 makes of queries. All follows from weights as they were loaded, and from the generator's state.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
+from operator import is_
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from scope_rt.integrity.block_sums import ProductSums
-from scope_rt.integrity.linear_sums import NUM_SUMS, signs
-from scope_rt.integrity.oracle_attention import Workspace
+from scope_rt.integrity.linear_sums import NUM_SUMS, LinearSums, ProductBound, signs
+from scope_rt.integrity.oracle_text import TextWeights
+from scope_rt.integrity.workspace import Workspace
 from scope_rt.models.causal_wan import Block, Modulation, TextKV
 
 
@@ -26,6 +28,8 @@ class Seen(Enum):
     INPUT = "input"
     Q_PRODUCT = "to_q"
     K_PRODUCT = "to_k"
+    Q = "to_q, normed and rotated"
+    K = "to_k, normed and rotated"
     VALUES = "to_v"
     ATTENTION = "attended"
     PROJECTED = "self-attention"
@@ -43,75 +47,69 @@ class Seen(Enum):
     OUTPUT = "output"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Affine:
-    """A layer norm's scale and shift, as the linear layer behind it sees them."""
+LOCAL = (
+    Seen.Q_PRODUCT,
+    Seen.K_PRODUCT,
+    Seen.VALUES,
+    Seen.ATTENTION,
+    Seen.TEXT_Q_PRODUCT,
+    Seen.Q,
+    Seen.K,
+)
+"""What has the channels of this rank's heads; the last two are summed by signs of each token."""
+STREAM = (Seen.INPUT, Seen.AFTER_ATTENTION, Seen.AFTER_TEXT, Seen.OUTPUT)
+"""The residual stream; all but the last are followed by a layer norm."""
+REDUCED = (Seen.PROJECTED, Seen.TEXT_PROJECTED, Seen.DOWN)
+"""What is summed over ranks."""
+LINEARS = (*LOCAL[:3], Seen.PROJECTED, Seen.TEXT_Q_PRODUCT, Seen.TEXT_PROJECTED, Seen.UP, Seen.DOWN)
+"""What linear layers give, in the order in which blocks compute it."""
 
-    shift_sums_1K: Tensor
-    largest_11: Tensor
-    """Of the scale."""
-    shift_11: Tensor
+
+class CallColumns(NamedTuple):
+    """What tensors of L layers are multiplied by at one noise level: K columns for each of S."""
+
+    local_SLKC: Tensor
+    """For `LOCAL` but the last two: signs, or what the next linear layer makes of it; of queries
+    and keys, signs times the norm's weights too."""
+    stream_SLKC: Tensor
+    """For `STREAM`: signs, the mean, and what linear layers behind the norm make of it."""
+    reduced_SLKC: Tensor
+    """For `REDUCED`: signs, and these times the gate."""
+    activation_LKC: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallBounds:
+    """What bounds follow from, of R calls of blocks: three layer norms, and two gated steps."""
+
+    norm_R21: Tensor
+    """Largest weight of the norms of queries and keys."""
+    scale_R311: Tensor
+    """Largest scale behind each layer norm."""
+    shift_R311: Tensor
     """Length of the shift."""
-    mean_sums_1K: Tensor
+    shift_sums_R3K1: Tensor
+    mean_sums_R3K1: Tensor
     """What a mean of 1 adds to the sums."""
+    gate_R211: Tensor
+    """Largest gate of self-attention and of the feed-forward."""
+    gated_bias_R211: Tensor
+    """Length of the linear layer's bias."""
+    gated_bias_sums_R2K1: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """How a step is added to the residual stream."""
-
-    bias_sums_1K: Tensor
-    """Of the linear layer's bias, gated."""
-    largest_11: Tensor
-    bias_11: Tensor
-    """Length of the bias."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CallWeights:
-    """Of one layer at one noise level; everything but `columns` is alike in shape for all."""
+    """Of all layers at one noise level."""
 
-    columns: dict[Seen, Tensor]
-    """`[C, sums]`."""
-    first_norm: Affine
-    text_norm: Affine
-    second_norm: Affine
-    first_gate: Gate
-    second_gate: Gate
+    columns: CallColumns
+    bounds: CallBounds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextWeights:
-    """What one layer's text makes of queries and of the linear layer behind it."""
-
-    keys_BHDL: Tensor
-    """Keys times the norm's weight, over the root of the head's channels."""
-    values_BHLK: Tensor
-    """Sums of values as the next layer weights them, then their squares."""
-    longest_BH11: Tensor
-    widest_BH11: Tensor
-    """Of the keys: length, and number."""
-    length: Tensor
-    """Of the longest values of all heads together."""
-
-    def of_batch(self, batch: int | None) -> Tensor:
-        """The keys of one batch row, or of all."""
-        return self.keys_BHDL if batch is None else self.keys_BHDL[batch : batch + 1]
-
-    @classmethod
-    def of(cls, text: TextKV, norm_R: Tensor, sums_RK: Tensor) -> "TextWeights":
-        batch, _, heads, dim = text.k.shape
-        k, v = (x.transpose(1, 2).to(norm_R.dtype) for x in (text.k, text.v))
-        keys = k * norm_R.view(heads, 1, dim) / math.sqrt(dim)
-        values = v @ sums_RK.view(heads, dim, -1)
-        lengths = torch.linalg.vector_norm(v, dim=-1).amax(-1)
-        return cls(
-            keys_BHDL=keys.transpose(2, 3).contiguous(),
-            values_BHLK=torch.cat((values, values * values), dim=-1),
-            longest_BH11=torch.linalg.vector_norm(keys, dim=-1).amax(-1).view(batch, heads, 1, 1),
-            widest_BH11=keys.abs().amax((2, 3)).view(batch, heads, 1, 1),
-            length=torch.linalg.vector_norm(lengths, dim=-1).amax().view(1, 1),
-        )
+Calls = tuple[tuple[int, float], ...]
+"""Layer and timestep of each."""
+_MOST_REMEMBERED = 256
+"""Combinations of calls."""
 
 
 class BlockWeights:
@@ -123,114 +121,140 @@ class BlockWeights:
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
         self.is_half = weight.dtype.itemsize < self.dtype.itemsize
 
-        def sums(*path: str | int, has_bias: bool = True) -> ProductSums:
+        def sums(*path: str | int, has_bias: bool = True) -> LinearSums:
             linears = [_at(block, path) for block in blocks]
-            return ProductSums.of(linears, has_bias=has_bias, dtype=self.dtype)
+            return LinearSums.of(linears, has_bias=has_bias, dtype=self.dtype)
 
-        def vectors(*path: str | int) -> Tensor:
-            found = [_at(block, path).get_parameter("weight").detach() for block in blocks]
+        def vectors(name: str, *path: str | int) -> Tensor:
+            found = [_at(block, path).get_parameter(name).detach() for block in blocks]
             return torch.stack(found).to(self.dtype)
 
-        self.to_q, self.to_k, self.to_v = (sums("attn1", name) for name in ("to_q", "to_k", "to_v"))
-        self.to_out = sums("attn1", "to_out", 0, has_bias=False)
-        self.text_to_q = sums("attn2", "to_q")
-        self.text_to_out = sums("attn2", "to_out", 0, has_bias=False)
-        self.up, self.down = sums("ffn", "net", 0, "proj"), sums("ffn", "net", 2, has_bias=False)
-        self.norm_q, self.norm_k = vectors("attn1", "norm_q"), vectors("attn1", "norm_k")
-        self.text_norm_q, self.norm2 = vectors("attn2", "norm_q"), vectors("norm2")
-        self.norm2_bias = torch.stack([block.norm2.bias.detach() for block in blocks]).to(
-            self.dtype
-        )
+        self._linears = {
+            Seen.Q_PRODUCT: sums("attn1", "to_q"),
+            Seen.K_PRODUCT: sums("attn1", "to_k"),
+            Seen.VALUES: sums("attn1", "to_v"),
+            Seen.PROJECTED: sums("attn1", "to_out", 0, has_bias=False),
+            Seen.TEXT_Q_PRODUCT: sums("attn2", "to_q"),
+            Seen.TEXT_PROJECTED: sums("attn2", "to_out", 0, has_bias=False),
+            Seen.UP: sums("ffn", "net", 0, "proj"),
+            Seen.DOWN: sums("ffn", "net", 2, has_bias=False),
+        }
+        self.products = ProductBound.together([self._linears[what].bound for what in LINEARS])
+        self._norm_q, self._norm_k = (vectors("weight", "attn1", name) for name in _QK_NORMS)
+        self._text_norm_q = vectors("weight", "attn2", "norm_q")
+        self._norm2, self._norm2_bias = vectors("weight", "norm2"), vectors("bias", "norm2")
+        self.up_signs_KC = self._linears[Seen.UP].signs_KR
+        self.bias_after_text_LC = self._linears[Seen.TEXT_PROJECTED].bias_LR
         head_signs = signs(self.config.attention_head_dim, NUM_SUMS)
         self.head_signs_DK = torch.from_numpy(head_signs).to(self.device, self.dtype)
-        first = self.to_q.signs_RK[:, 0].double().cpu().numpy()
+        first = self._linears[Seen.Q_PRODUCT].signs_KR[0].double().cpu().numpy()
         self.first_signs_HD = first.reshape(-1, self.config.attention_head_dim)
         """On the host: a chunk's positions are turned there, and may wait for no device."""
         self.workspace = Workspace()
-        self._by_call: dict[tuple[int, float], tuple[Modulation, CallWeights]] = {}
-        self._by_text: dict[int, tuple[TextKV, TextWeights]] = {}
+        self._by_timestep: dict[float, tuple[Modulation, CallWeights]] = {}
+        self._by_calls: dict[Calls, tuple[list[CallWeights], CallBounds]] = {}
+        self._texts: tuple[TextKV, ...] = ()
+        self._of_texts: TextWeights | None = None
 
-    def of_call(self, layer: int, timestep: float, modulation: Modulation) -> CallWeights:
+    def of_call(self, timestep: float, modulation: Modulation) -> CallWeights:
         """`modulation` is alike for all frames, and made once for a noise level."""
-        key = (layer, timestep)
-        if key not in self._by_call or self._by_call[key][0] is not modulation:
-            of_layer = modulation.layers[layer].to(self.dtype).view(6, self.config.dim)
-            self._by_call[key] = (modulation, self._of_call(layer, of_layer))
-        return self._by_call[key][1]
+        known = self._by_timestep.get(timestep)
+        if known is None or known[0] is not modulation:
+            layers = modulation.layers.to(self.dtype).view(-1, 6, self.config.dim)
+            known = self._by_timestep[timestep] = (modulation, self._of_call(layers))
+        return known[1]
 
-    def of_text(self, layer: int, text: TextKV) -> TextWeights:
-        """`text` is made once for a prompt."""
-        if layer not in self._by_text or self._by_text[layer][0] is not text:
-            norm, sums = self.text_norm_q[layer], self.text_to_out.sums_LCK[layer]
-            self._by_text[layer] = (text, TextWeights.of(text, norm, sums))
-        return self._by_text[layer][1]
+    def bounds_of(self, calls: Calls, made: Mapping[float, Modulation]) -> CallBounds:
+        """`made` are the modulations by timestep."""
+        found = [self.of_call(timestep, made[timestep]) for _, timestep in calls]
+        known = self._by_calls.get(calls)
+        if known is None or not all(map(is_, known[0], found)):
+            if len(self._by_calls) >= _MOST_REMEMBERED:
+                self._by_calls.clear()
+            of_each = [(layer, each.bounds) for (layer, _), each in zip(calls, found, strict=True)]
+            gathered = {
+                field.name: torch.stack(
+                    [getattr(each, field.name)[layer] for layer, each in of_each]
+                )
+                for field in fields(CallBounds)
+            }
+            known = self._by_calls[calls] = (found, CallBounds(**gathered))
+        return known[1]
 
-    def _of_call(self, layer: int, modulation_6C: Tensor) -> CallWeights:
-        shift1, scale1, gate1, shift2, scale2, gate2 = modulation_6C
-        of_channels, of_heads = self.to_out.signs_RK, self.to_q.signs_RK
-        qkv = torch.cat([each.sums_LCK[layer] for each in (self.to_q, self.to_k, self.to_v)], dim=1)
-        text, up = self.text_to_q.sums_LCK[layer], self.up.sums_LCK[layer]
-        text_scale, text_shift = self.norm2[layer], self.norm2_bias[layer]
-        columns = {
-            Seen.INPUT: self._normed_columns(qkv, 1 + scale1),
-            Seen.Q_PRODUCT: _beside(of_heads, self.norm_q[layer]),
-            Seen.K_PRODUCT: _beside(of_heads, self.norm_k[layer]),
-            Seen.VALUES: self.to_v.signs_RK,
-            Seen.ATTENTION: self.to_out.sums_LCK[layer],
-            Seen.PROJECTED: _beside(of_channels, gate1),
-            Seen.AFTER_ATTENTION: self._normed_columns(text, text_scale),
-            Seen.TEXT_Q_PRODUCT: self.text_to_q.signs_RK,
-            Seen.TEXT_PROJECTED: of_channels,
-            Seen.AFTER_TEXT: self._normed_columns(up, 1 + scale2),
-            Seen.UP: self.up.signs_RK,
-            Seen.ACTIVATION: self.down.sums_LCK[layer],
-            Seen.DOWN: _beside(of_channels, gate2),
-            Seen.OUTPUT: of_channels,
-        }
-        return CallWeights(
-            columns=columns,
-            first_norm=_affine(qkv, 1 + scale1, shift1),
-            text_norm=_affine(text, text_scale, text_shift),
-            second_norm=_affine(up, 1 + scale2, shift2),
-            first_gate=_gate(self.to_out.bias_LR[layer], gate1, of_channels),
-            second_gate=_gate(self.down.bias_LR[layer], gate2, of_channels),
+    def of_text(self, texts: Sequence[TextKV]) -> TextWeights:
+        """`texts` are all layers', made once for a prompt."""
+        if len(texts) != len(self._texts) or not all(map(is_, texts, self._texts)):
+            self._texts, self._of_texts = tuple(texts), None
+        if self._of_texts is None:
+            sums = self._linears[Seen.TEXT_PROJECTED].sums_LKC
+            self._of_texts = TextWeights.of(texts, self._text_norm_q, sums)
+        return self._of_texts
+
+    def _of_call(self, modulation_L6C: Tensor) -> CallWeights:
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation_L6C.unbind(1)
+        sums = {what: linear.sums_LKC for what, linear in self._linears.items()}
+        of = {what: linear.signs_KR for what, linear in self._linears.items()}
+        bias_LSC = torch.stack([self._linears[what].bias_LR for what in _GATED], dim=1)
+        gate_LSC, channels = torch.stack((gate1, gate2), dim=1), of[Seen.DOWN]
+        normed = [
+            torch.cat([sums[what] for what in LOCAL[:3]], dim=1),
+            sums[Seen.TEXT_Q_PRODUCT],
+            sums[Seen.UP],
+        ]
+        normed_LSKC = _padded(normed)
+        scale_LSC = torch.stack((1 + scale1, self._norm2, 1 + scale2), dim=1)
+        shift_LSC = torch.stack((shift1, self._norm2_bias, shift2), dim=1)
+        mean = channels.new_full((1, channels.shape[1]), 1 / channels.shape[1])
+        plain = torch.cat((channels, mean)).expand(len(gate1), len(STREAM), -1, -1)
+        scaled = pad(scale_LSC[:, :, None] * normed_LSKC, (0, 0, 0, 0, 0, 1))
+        local = [
+            _beside(of[Seen.Q_PRODUCT], self._norm_q),
+            _beside(of[Seen.K_PRODUCT], self._norm_k),
+            of[Seen.VALUES].expand_as(sums[Seen.PROJECTED]),
+            sums[Seen.PROJECTED],
+            of[Seen.TEXT_Q_PRODUCT].expand_as(sums[Seen.PROJECTED]),
+        ]
+        text = of[Seen.TEXT_PROJECTED].expand(len(gate1), -1, -1)
+        columns = CallColumns(
+            local_SLKC=_by_kind(_padded(local)),
+            stream_SLKC=_by_kind(torch.cat((plain, scaled), dim=2)),
+            reduced_SLKC=_by_kind(
+                _padded([_beside(channels, gate1), text, _beside(channels, gate2)])
+            ),
+            activation_LKC=sums[Seen.DOWN],
         )
+        bounds = CallBounds(
+            norm_R21=torch.stack((self._norm_q, self._norm_k), dim=1).abs().amax(-1, keepdim=True),
+            scale_R311=scale_LSC.abs().amax(-1)[..., None, None],
+            shift_R311=torch.linalg.vector_norm(shift_LSC, dim=-1)[..., None, None],
+            shift_sums_R3K1=normed_LSKC @ shift_LSC[..., None],
+            mean_sums_R3K1=normed_LSKC @ scale_LSC[..., None],
+            gate_R211=gate_LSC.abs().amax(-1)[..., None, None],
+            gated_bias_R211=torch.linalg.vector_norm(bias_LSC, dim=-1)[..., None, None],
+            gated_bias_sums_R2K1=channels @ (bias_LSC * gate_LSC)[..., None],
+        )
+        return CallWeights(columns, bounds)
 
-    def _normed_columns(self, sums_CK: Tensor, scale_C: Tensor) -> Tensor:
-        """The scaled sums, then the signs, then the mean."""
-        num = len(scale_C)
-        mean = torch.full((num, 1), 1 / num, device=self.device, dtype=self.dtype)
-        return torch.cat((scale_C[:, None] * sums_CK, self.to_out.signs_RK, mean), dim=1)
 
-
-def stacked(parts: Sequence[Affine | Gate | TextWeights]) -> dict[str, Tensor]:
-    """Fields of several calls by name, `[R, 1, ...]`."""
-    return {
-        field.name: torch.stack([getattr(part, field.name) for part in parts])
-        for field in fields(parts[0])
-    }
+_GATED = (Seen.PROJECTED, Seen.DOWN)
+_QK_NORMS = ("norm_q", "norm_k")
 
 
 def _at(block: Block, path: Sequence[str | int]) -> torch.nn.Module:
     return block.get_submodule(".".join(map(str, path)))
 
 
-def _beside(signs_CK: Tensor, factor_C: Tensor) -> Tensor:
-    return torch.cat((signs_CK, factor_C[:, None] * signs_CK), dim=1)
+def _beside(signs_KC: Tensor, factor_LC: Tensor) -> Tensor:
+    scaled = factor_LC[:, None] * signs_KC
+    return torch.cat((signs_KC.expand_as(scaled), scaled), dim=1)
 
 
-def _affine(sums_CK: Tensor, scale_C: Tensor, shift_C: Tensor) -> Affine:
-    return Affine(
-        shift_sums_1K=shift_C[None] @ sums_CK,
-        largest_11=scale_C.abs().amax().view(1, 1),
-        shift_11=torch.linalg.vector_norm(shift_C).view(1, 1),
-        mean_sums_1K=scale_C[None] @ sums_CK,
-    )
+def _padded(columns_LKC: Sequence[Tensor]) -> Tensor:
+    """`[L, S, K, C]`, with as many columns as the one that has most; others are 0."""
+    most = max(each.shape[1] for each in columns_LKC)
+    padded = [pad(each, (0, 0, 0, most - each.shape[1])) for each in columns_LKC]
+    return torch.stack(padded, dim=1)
 
 
-def _gate(bias_C: Tensor, gate_C: Tensor, signs_CK: Tensor) -> Gate:
-    return Gate(
-        bias_sums_1K=(bias_C * gate_C)[None] @ signs_CK,
-        largest_11=gate_C.abs().amax().view(1, 1),
-        bias_11=torch.linalg.vector_norm(bias_C).view(1, 1),
-    )
+def _by_kind(columns_LSKC: Tensor) -> Tensor:
+    return columns_LSKC.transpose(0, 1).contiguous()

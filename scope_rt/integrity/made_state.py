@@ -20,9 +20,9 @@ from scope_contracts.integrity import suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.deviations import Hold
 from scope_rt.integrity.edge_reference import timesteps_of
-from scope_rt.integrity.linear_sums import LinearSums, to_array
+from scope_rt.integrity.linear_sums import LinearSums, length
 from scope_rt.integrity.reduced_sums import ReducedPair
-from scope_rt.integrity.tolerance import EXACT, SHARED, SQUARES_ROUNDOFF, Rounding, Tracked
+from scope_rt.integrity.tolerance import SHARED, SQUARES_ROUNDOFF, Rounding
 from scope_rt.models.causal_wan import Block, Modulation, TextKV
 from scope_rt.models.generator import ChunkGenerator
 
@@ -79,7 +79,10 @@ class MadeState:
         of_time = {"time in": time.linear_1, "time out": time.linear_2}
         of_time |= {"time_proj": embedder.time_proj}
         self._text_watch, self._time_watch = _Watch(of_text), _Watch(of_time)
-        self._sums = {name: LinearSums(each) for name, each in (of_text | of_time).items()}
+        self._sums = {
+            name: LinearSums.of([each], dtype=torch.float64)
+            for name, each in (of_text | of_time).items()
+        }
         self._norms = [block.attn2.norm_k.weight.detach().double() for block in self._blocks]
         tables = [block.scale_shift_table[0] for block in self._blocks]
         self._tables = torch.stack(tables).detach().double()
@@ -214,9 +217,12 @@ class MadeState:
 
     def _check_products(self, products: Mapping[str, _Product]) -> None:
         for name, product in products.items():
-            x, y = (to_array(each.flatten(0, -2)) for each in (product.x, product.y))
-            sums = self._sums[name].sums(Tracked(x, EXACT), y, self._rounding)
-            self._check_close(f"sum of {name}", *map(torch.from_numpy, sums))
+            x, y = (each.flatten(0, -2).double()[None] for each in (product.x, product.y))
+            sums = self._sums[name]
+            got = (sums.signs_KR @ y.mT)[:, None]
+            want = (sums.sums_LKC @ x.mT)[:, None] + sums.bound.bias_sums_LPK1
+            bound = sums.bound.of(got=got, y=length(y), x=length(x), rounding=self._rounding)
+            self._check_close(f"sum of {name}", got, want, bound)
 
     def _check_close(self, stage: str, got: Tensor, want: Tensor, bound: Tensor) -> None:
         got = got.double()[None]

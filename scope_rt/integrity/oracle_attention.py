@@ -4,7 +4,7 @@ Nothing here calls what streams call: `models.rope`, `attention` and `key_bias` 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scope_contracts.arithmetic import LAMBDA
-from scope_rt.integrity.audit_plan import CallPlan
-from scope_rt.integrity.tolerance import SQUARES_ROUNDOFF, Array, Rounding
+from scope_rt.integrity.audit_plan import Audit, CallPlan
+from scope_rt.integrity.tolerance import Array, Rounding
+from scope_rt.integrity.workspace import WORKSPACE_BYTES, Workspace
 from scope_rt.kv_cache.frame_cache import WriteWindow
 
 ROPE_BASE = 10_000.0
 EXP_ROUNDINGS = 80
 """Two exponentials, each right to 20 units in the last place: torch's least exact one."""
-_WORKSPACE_BYTES = 64 << 20
-"""Most scores held at a time; more queries are taken in pieces."""
+Rows = tuple[Tensor, Tensor]
+"""Keys and values, or what is known of them."""
 
 
 @lru_cache(maxsize=8)
@@ -87,150 +88,107 @@ def key_biases(plan: CallPlan, window: WriteWindow, tokens: Sequence[int]) -> Te
     return biases.expand(is_later.shape).masked_fill(is_later, -torch.inf)
 
 
-class Workspace:
-    """Memory that is used again and again: new memory is cold, which costs more than the work.
-
-    As much as the largest use so far; each use ends before the next begins.
-    """
-
-    def __init__(self) -> None:
-        self._numbers: Tensor | None = None
-
-    def like(self, shape: tuple[int, ...], example: Tensor) -> Tensor:
-        """Of that shape, and of the dtype and on the device of `example`; holds anything."""
-        size = math.prod(shape)
-        if self._numbers is None or self._numbers.numel() < size:
-            self._numbers = example.new_empty(size)
-        return self._numbers[:size].view(shape)
-
-
 class Attended(NamedTuple):
     """What attention must give of one call's queries, from the keys and values it was shown."""
 
-    moments_BHNS: Tensor
+    moments_BHSN: Tensor
     """Sums over each head's channels, then of the values' squares: 2 K."""
-    q_lengths_BHN1: Tensor
-    longest_k_BH11: Tensor
-    longest_v_BH11: Tensor
-    largest_bias: Tensor
-    num_keys: int
-    rows_BKHS: tuple[Tensor, Tensor]
+    rows_BKHS: Rows
     """Sums over the channels of all keys and values: what they are told by."""
+    longest_BH: Rows
+    """Lengths of keys and values; of the first call's that was shown them, as past rows stay."""
+    largest_bias: Tensor
+    audit: Audit
+    window: WriteWindow
 
 
 def attended(
     q_BNHD: Tensor,
-    shown_BKHD: tuple[Tensor, Tensor],
+    shown_BKHD: Rows,
     biases_NK: Tensor,
     signs_DS: Tensor,
     workspace: Workspace,
-) -> Attended:
-    """Softmax attention. Sums are taken of values, not of what comes out: half of the products."""
-    k, v = shown_BKHD
+) -> tuple[Tensor, Rows]:
+    """Softmax attention, and the rows it saw: `moments_BHSN` and `rows_BKHS` of `Attended`.
+
+    Sums are taken of values, not of what comes out: half of the products.
+    """
+    k, _ = shown_BKHD
     batch, queries, heads, dim = q_BNHD.shape
     key_sums, value_sums = row_sums(shown_BKHD, signs_DS)
-    values = torch.cat(
-        (value_sums, value_sums * value_sums, torch.ones_like(value_sums[..., :1])), dim=-1
-    )
-    values = values.transpose(1, 2).flatten(0, 1)
+    values = value_sums.permute(0, 2, 3, 1).flatten(0, 1)
+    values = torch.cat((values, values * values), dim=1)
     q = q_BNHD.transpose(1, 2).flatten(0, 1)
     kT = k.permute(0, 2, 3, 1).flatten(0, 1)
-    piece = max(1, _WORKSPACE_BYTES // (batch * heads * k.shape[1] * q.element_size()))
+    piece = max(1, WORKSPACE_BYTES // (batch * heads * k.shape[1] * q.element_size()))
     parts = []
     for start in range(0, queries, piece):
         part = q[:, start : start + piece]
         bias = biases_NK if len(biases_NK) == 1 else biases_NK[start : start + piece]
-        scores = workspace.like((*part.shape[:2], k.shape[1]), q)
+        shape = (*part.shape[:2], k.shape[1])
+        scores, weights = workspace.like(shape, q, 0), workspace.like(shape, q, 1)
         torch.baddbmm(bias, part, kT, alpha=dim**-0.5, out=scores)
-        scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-        parts.append(torch.bmm(scores, values))
-    sums = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    moments = sums[..., :-1] / sums[..., -1:]
-    return Attended(
-        moments_BHNS=moments.view(batch, heads, queries, -1),
-        q_lengths_BHN1=torch.linalg.vector_norm(q_BNHD, dim=-1).transpose(1, 2)[..., None],
-        longest_k_BH11=_longest(k),
-        longest_v_BH11=_longest(v),
-        largest_bias=_largest(biases_NK),
-        num_keys=k.shape[1],
-        rows_BKHS=(key_sums, value_sums),
-    )
+        parts.append(torch.bmm(values, torch.softmax(scores, -1, out=weights).mT))
+    moments = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return moments.view(batch, heads, -1, queries), (key_sums, value_sums)
 
 
-def of_batch(
-    rows_BKHD: tuple[Tensor, Tensor], batch: int | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def of_batch(rows_BKHD: Rows, batch: int | None, dtype: torch.dtype) -> Rows:
     """Keys and values of one batch row, or of all, as they are worked with."""
-    at = slice(None) if batch is None else slice(batch, batch + 1)
-    k, v = (rows[at].to(dtype) for rows in rows_BKHD)
-    return k, v
+    k, v = rows_BKHD
+    if batch is not None:
+        k, v = k[batch : batch + 1], v[batch : batch + 1]
+    return k.to(dtype), v.to(dtype)
 
 
-def row_sums(rows_BKHD: tuple[Tensor, Tensor], signs_DS: Tensor) -> tuple[Tensor, Tensor]:
+def row_sums(rows_BKHD: Rows, signs_DS: Tensor) -> Rows:
     """Sums over the channels of every key and value, `[B, K, H, S]`."""
     k, v = rows_BKHD
     return k @ signs_DS, v @ signs_DS
 
 
-def _longest(x_BKHD: Tensor) -> Tensor:
-    longest: Tensor = torch.linalg.vector_norm(x_BKHD, dim=-1).amax(1)
-    return longest[..., None, None]
+def longest(x_BTHD: Tensor) -> Tensor:
+    """Of each head's vectors, `[..., B, H]`."""
+    lengths: Tensor = torch.linalg.vector_norm(x_BTHD, dim=-1).amax(-2)
+    return lengths
 
 
-def _largest(biases: Tensor) -> Tensor:
+def largest(biases: Tensor) -> Tensor:
+    """What scores are moved by at most."""
     return biases.masked_fill(biases.isinf(), 0.0).abs().amax()
 
 
 def attention_sums(
-    made: Sequence[Attended], dim: int, *, rounding: Rounding, is_half: bool
+    made: Sequence[Attended],
+    q_lengths_RBHN: Tensor,
+    new_RBH: Rows,
+    dim: int,
+    *,
+    rounding: Rounding,
+    is_half: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Sums of each head's channels and how far a kernel's may be off, `[R, B * N, H * K]`.
+    """Sums of each head's channels and how far a kernel's may be off, `[R, H * K, B * N]`.
 
-    A score that is off by r moves an output by at most r standard deviations of its values, and
-    both the kernel's scores and these are rounded.
+    `new_RBH` are the longest of the keys and values that each call added. A score that is off by r
+    moves an output by at most r standard deviations of its values, and both the kernel's scores and
+    these are rounded.
     """
-    moments, q, longest_k, longest_v, bias = (
-        torch.stack(list(each)) for each in list(zip(*made, strict=True))[:5]
+    work, num_keys = rounding.work, made[0].rows_BKHS[0].shape[1]
+    longest_k, longest_v = (
+        torch.maximum(torch.stack([each.longest_BH[index] for each in made]), new)[..., None, None]
+        for index, new in enumerate(new_RBH)
     )
-    work, num_keys = rounding.work, made[0].num_keys
-    mean, squares = moments.chunk(2, dim=-1)
+    bias = torch.stack([each.largest_bias for each in made]).view(-1, 1, 1, 1, 1)
+    mean, squares = torch.stack([each.moments_BHSN for each in made]).chunk(2, dim=-2)
     # A difference of squares, and rounded as such.
-    spread = (squares - mean * mean).clamp_min_(0).sqrt_() + longest_v * math.sqrt(dim * work)
-    sizes = q * longest_k / math.sqrt(dim)
-    bias = bias.view(-1, 1, 1, 1, 1)
-    r = 2 * work * ((LAMBDA + 6) * sizes + 6 * (math.log(num_keys) + bias) + EXP_ROUNDINGS)
+    spread = (squares - mean * mean).clamp_min_(0).sqrt_().add_(longest_v * math.sqrt(dim * work))
+    r = (2 * work * (LAMBDA + 6) / math.sqrt(dim)) * q_lengths_RBHN[..., None, :] * longest_k
+    r += (2 * work) * (6 * (math.log(num_keys) + bias) + EXP_ROUNDINGS)
     per_size = work * (2 * LAMBDA * math.sqrt(num_keys / 3) + LAMBDA * math.sqrt(dim) + 16)
     if is_half:
         per_size += 2 * rounding.store
-        if q.is_cuda:  # there the bias takes the dtype of q
+        if r.is_cuda:  # there the bias takes the dtype of q
             r = r + 2 * rounding.stored * bias
-    bound = r.expm1() * r.exp() * spread + per_size * longest_v
-    sums, bounds = (x.transpose(2, 3).flatten(3).flatten(1, 2) for x in (mean, bound))
+    bound = (r.expm1() * r.exp() * spread).add_(longest_v, alpha=per_size)
+    sums, bounds = (x.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2) for x in (mean, bound))
     return sums, bounds
-
-
-def text_attended(
-    scores_RBHNL: Tensor,
-    lengths_RBHN1: Tensor,
-    text: Mapping[str, Tensor],
-    *,
-    rounding: Rounding,
-) -> tuple[Tensor, Tensor, float]:
-    """What attention over a text makes of the next linear layer's sums, `[R, B * N, K]`.
-
-    `text` are fields of `TextWeights`; lengths are those of queries. Those were stored on the way,
-    so each number is off by a few roundings. Comes with a bound, and with how far off a token is
-    beside that, relative to the longest values.
-    """
-    values, work = text["values_BHLK"], rounding.work
-    num_keys = values.shape[-2]
-    mean, squares = (scores_RBHNL.softmax(-1) @ values).chunk(2, dim=-1)
-    largest_sum = values[..., : mean.shape[-1]].abs().amax(-2, keepdim=True)
-    spread = (squares - mean * mean).clamp_min_(0).sqrt_() + largest_sum * math.sqrt(8 * work)
-    sizes = lengths_RBHN1 * text["longest_BH11"]
-    r = 2 * work * ((LAMBDA + 6) * sizes + 6 * math.log(num_keys) + EXP_ROUNDINGS)
-    stored = 4 * rounding.store + 16 * SQUARES_ROUNDOFF
-    r += stored * (lengths_RBHN1 * text["widest_BH11"] + scores_RBHNL.abs().amax(-1, keepdim=True))
-    bound = (r.expm1() * r.exp() * spread).sum(2)
-    error = 2 * (LAMBDA * math.sqrt(num_keys / 3) + 8) * work + 3 * rounding.store
-    return mean.sum(2).flatten(1, 2), bound.flatten(1, 2), error

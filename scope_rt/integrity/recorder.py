@@ -1,6 +1,6 @@
 """Blocks that are audited in a call are watched from outside; all others run as if nothing were.
 
-What passes is summed at once, while it is at hand. Nothing waits for a device.
+What passes is kept, and of attention what it saw is summed. Nothing waits for a device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,16 @@ from scope_rt.collectives import Collectives
 from scope_rt.integrity.audit_plan import Audit, CallPlan
 from scope_rt.integrity.block_record import BlockRecord, GivenRows
 from scope_rt.integrity.call_weights import BlockWeights, Seen
-from scope_rt.integrity.oracle_attention import attended, key_biases, of_batch, turned
+from scope_rt.integrity.oracle_attention import (
+    Attended,
+    Rows,
+    attended,
+    key_biases,
+    largest,
+    longest,
+    of_batch,
+    turned,
+)
 from scope_rt.models.causal_wan import Block, TextKV
 from scope_rt.models.generator import (
     BlockCausalSelfAttention,
@@ -65,7 +74,9 @@ class BlockRecorder:
         self._num_entered = dict.fromkeys(blocks, 0)
         self._last_layer = -1
         self._last_output: Tensor | None = None
-        self._biases: dict[tuple[object, ...], Tensor] = {}
+        self.first_shown: dict[tuple[object, ...], Attended] = {}
+        """What the first call saw, by layer, window and batch row."""
+        self._biases: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
         self._turned: dict[tuple[object, ...], Tensor] = {}
         self._groups = [(block, block.group) for block in blocks.values()]
         self._handles: list[RemovableHandle] = []
@@ -122,45 +133,38 @@ class BlockRecorder:
         return x, mod, rope, text, partial(self._attend, attend)
 
     def _record_of(self, audit: Audit, x: Tensor, mod: Tensor, text: TextKV) -> BlockRecord:
-        plan, layer, weights = self._calls[audit.call], audit.layer, self._weights
-        made = self._generator.modulations[plan.timestep]
         record = BlockRecord(
             audit=audit,
-            plan=plan,
-            batch=x.shape[0],
-            dtype=weights.dtype,
+            plan=self._calls[audit.call],
             modulation=mod,
             text=text,
-            weights=weights.of_call(layer, plan.timestep, made),
-            text_weights=weights.of_text(layer, self._generator.text[layer]),
-            bias_after_text=weights.text_to_out.bias_LR[layer],
-            workspace=self._weights.workspace,
+            turned_signs_TC=self._turned_signs(audit),
         )
-        record.take_tensor(Seen.INPUT, x)
+        record.take(Seen.INPUT, x)
         return record
 
     def _after(self, block: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
         record, self.record = self.record, None
         if record is None:
             return
-        record.take_tensor(Seen.OUTPUT, out)
+        record.take(Seen.OUTPUT, out)
         self._last_layer, self._last_output = record.audit.layer, out
         self.records.append(record)
         self._take(record)
 
     def _keep_product(self, what: Seen, linear: nn.Module, args: Any, out: Tensor) -> None:
         if self.record is not None:
-            self.record.take_tensor(what, out)
+            self.record.take(what, out)
 
     def _keep_input(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
         if self.record is not None:
-            self.record.take_tensor(Seen.AFTER_ATTENTION, args[0])
+            self.record.take(Seen.AFTER_ATTENTION, args[0])
 
     def _attend(self, attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         record = self.record
         if record is None:
             return attend(layer, q, k, v)
-        shown: list[tuple[Tensor, Tensor]] = []
+        shown: list[Rows] = []
         ignore, attend.see_rows = attend.see_rows, lambda *rows: shown.append(rows)
         out = attend(layer, q, k, v)
         attend.see_rows = ignore
@@ -174,64 +178,49 @@ class BlockRecorder:
         return out
 
     def _look_at(
-        self,
-        record: BlockRecord,
-        qkv: tuple[Tensor, Tensor, Tensor],
-        shown: tuple[Tensor, Tensor],
-        out: Tensor,
+        self, record: BlockRecord, given: tuple[Tensor, Tensor, Tensor], shown: Rows, out: Tensor
     ) -> None:
-        weights, window, batch = self._weights, _known(record.window), record.audit.batch
-        q, k, v = qkv
+        weights, window, layer = self._weights, _known(record.window), record.audit.layer
+        for what, tensor in zip((Seen.Q, Seen.K, Seen.VALUES), given, strict=True):
+            record.take(what, tensor)
+        record.take(Seen.ATTENTION, out)
         record.differ = [
-            _differ(rows[:, segment.slots], given[:, segment.sources])
+            _differ(rows[:, segment.slots], new[:, segment.sources])
             for segment in window.segments
-            for rows, given in zip(shown, (k, v), strict=True)
+            for rows, new in zip(shown, given[1:], strict=True)
         ]
-        turned_signs = self._turned_signs(record)
-        record.turned_sums = [
-            self._turned_sum(record.rows(x.flatten(2)), turned_signs) for x in (q, k)
-        ]
-        record.take_tensor(Seen.VALUES, v.flatten(2))
-        rows = record.rows(out.flatten(2))
-        record.take(Seen.ATTENTION, rows)
-        record.attention_sums = rows.view(-1, q.shape[2], q.shape[3]) @ weights.head_signs_DK
-        shown = of_batch(shown, batch, weights.dtype)
-        queries = record.rows(q.flatten(2)).view(shown[0].shape[0], -1, *q.shape[2:])
-        record.attended = attended(
-            queries,
-            shown,
-            self._biases_of(record),
-            weights.head_signs_DK,
-            self._weights.workspace,
-        )
+        shown = of_batch(shown, record.audit.batch, weights.dtype)
+        queries = record.own_rows(given[0]).to(weights.dtype)
+        biases, largest_bias = self._biases_of(record)
+        moments, rows = attended(queries, shown, biases, weights.head_signs_DK, weights.workspace)
+        key = (layer, id(window), record.audit.batch)
+        first = self.first_shown.get(key)
+        lengths = (longest(shown[0]), longest(shown[1])) if first is None else first.longest_BH
+        made = Attended(moments, rows, lengths, largest_bias, record.audit, window)
+        record.attended = made
+        record.first = self.first_shown.setdefault(key, made)
 
-    def _turned_sum(self, rows_NC: Tensor, signs_TC: Tensor) -> Tensor:
-        rows = rows_NC.view(-1, *signs_TC.shape)
-        products = torch.mul(
-            rows, signs_TC, out=self._weights.workspace.like(tuple(rows.shape), rows)
-        )
-        return products.sum(-1).view(-1)
-
-    def _tokens(self, record: BlockRecord) -> Sequence[int]:
+    def _tokens(self, audit: Audit) -> Sequence[int]:
         """Of one batch row."""
-        token = record.audit.token
-        return range(record.plan.num_tokens) if token is None else [token]
+        plan = self._calls[audit.call]
+        return range(plan.num_tokens) if audit.token is None else [audit.token]
 
-    def _biases_of(self, record: BlockRecord) -> Tensor:
-        window = _known(record.window)
-        plan = record.plan
+    def _biases_of(self, record: BlockRecord) -> tuple[Tensor, Tensor]:
+        """What is added to scores, and its largest."""
+        window, plan = _known(record.window), record.plan
         key = (id(window), plan.log_bias, plan.block_frames, record.audit.token)
         if key not in self._biases:
-            biases = key_biases(plan, window, self._tokens(record))
-            self._biases[key] = biases.to(self._weights.device, self._weights.dtype)
+            biases = key_biases(plan, window, self._tokens(record.audit))
+            made = biases.to(self._weights.device, self._weights.dtype)
+            self._biases[key] = made, largest(made)
         return self._biases[key]
 
-    def _turned_signs(self, record: BlockRecord) -> Tensor:
-        """The first sum's signs, turned as every token's channels must be: `[N, C]`."""
-        plan = record.plan
-        key = (plan.first_frame, plan.num_frames, record.audit.token)
+    def _turned_signs(self, audit: Audit) -> Tensor:
+        """The first sum's signs, turned as every token's channels must be: `[T, C]`."""
+        plan = self._calls[audit.call]
+        key = (plan.first_frame, plan.num_frames, audit.token)
         if key not in self._turned:
-            positions = [plan.position(token) for token in self._tokens(record)]
+            positions = [plan.position(token) for token in self._tokens(audit)]
             made = torch.from_numpy(turned(self._weights.first_signs_HD, positions)).flatten(1)
             self._turned[key] = made.to(self._weights.device, self._weights.dtype)
         return self._turned[key]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from scope_contracts.arithmetic import ReducedSum
 from scope_contracts.errors import IntegrityError
-from scope_rt.integrity.block_record import BlockRecord
+from scope_rt.integrity.block_sums import BlockSums
+from scope_rt.integrity.call_weights import REDUCED
 from scope_rt.integrity.linear_sums import signs
 from scope_rt.integrity.tolerance import SQUARES_ROUNDOFF, Rounding
 
@@ -87,29 +88,22 @@ class ReducedSums:
         ]
 
 
-def reduced_sums_of(records: Sequence[BlockRecord], rounding: Rounding) -> list[ReducedSums]:
-    """Of all tokens of `records`; none where there are no other ranks."""
-    if not records[0].all_given:
+def reduced_sums_of(seen: BlockSums, rounding: Rounding, num_ranks: int) -> list[ReducedSums]:
+    """Of all tokens; none where there are no other ranks."""
+    if num_ranks == 1:
         return []
-    where = [f"call {each.audit.call}, layer {each.audit.layer}" for each in records]
+    where = [f"call {each.audit.call}, layer {each.audit.layer}" for each in seen.records]
     made = []
     for number, name in enumerate(("sums of squares of q and k", "sum of squares of the text's q")):
-        given, got = (
-            torch.stack([record.squares[number][index] for record in records]).flatten(1)
-            for index in (0, 1)
-        )
+        given, got = (seen.squares(number, index).flatten(1) for index in (0, 1))
         names = [f"{each}, {name}" for each in where]
         made.append(ReducedSums.of(names, (given, got), given, SQUARES_ROUNDOFF))
-    for what in records[0].all_given:
-        sums = tuple(
-            torch.stack([each[what][0][:, 0] for each in of])
-            for of in ([e.all_given for e in records], [e.all_got for e in records])
-        )
-        lengths = torch.stack([record.all_given[what][1] for record in records])
-        # Sums of channels are rounded too, which is more than parts are where channels are many.
-        channels = rounding.work * math.sqrt(records[0].weights.columns[what].shape[0])
+    # Sums of channels are rounded too, which is more than parts are where channels are many.
+    roundoff = rounding.stored + rounding.work * math.sqrt(seen.weights.config.dim)
+    for index, what in enumerate(REDUCED):
+        sums = seen.of.given_RSKT[:, index, 0], seen.of.got_RSKT[:, index, 0]
         names = [f"{each}, {what.value}" for each in where]
-        made.append(ReducedSums.of(names, (sums[0], sums[1]), lengths, rounding.stored + channels))
+        made.append(ReducedSums.of(names, sums, seen.of.given_lengths_RST[:, index], roundoff))
     return made
 
 

@@ -1,6 +1,7 @@
 """Attention saw the rows that lie in the cache, and the cache keeps those that blocks gave."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from scope_rt.integrity.block_record import BlockRecord, GivenRows
 from scope_rt.integrity.cached_rows import largest_loss
 from scope_rt.integrity.call_weights import BlockWeights
 from scope_rt.integrity.linear_sums import to_array
-from scope_rt.integrity.oracle_attention import of_batch, row_sums
+from scope_rt.integrity.oracle_attention import Attended, Rows, of_batch, row_sums
 from scope_rt.integrity.tolerance import Array, Rounding
 from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.models.generator import ChunkGenerator
@@ -33,47 +34,50 @@ class ShownRows:
         self._generator, self._weights = generator, weights
         self._rounding, self._checks = rounding, checks
 
-    def check_past(self, records: Sequence[BlockRecord], where: Where) -> None:
-        """Past rows are those of the call before, and of the cache once the chunk is over.
+    def changed(self, records: Sequence[BlockRecord]) -> Tensor:
+        """How many sums of past rows are not those of the first call that was shown them: `[R]`, of
+        records of one window. Waits for no device.
 
-        They are told by their sums, which are bits of the same products of the same memory.
+        Rows are told by their sums, which are bits of the same products of the same memory.
         """
-        first: dict[tuple[int, int], BlockRecord] = {}
-        for record in records:
-            if record.attended is None or record.window is None:
-                continue
-            before = first.setdefault((record.audit.layer, id(record.window)), record)
-            rows = record.attended.rows_BKHS
-            assert before.attended is not None
-            if before is record:
-                layer, num_slots = record.audit.layer, rows[0].shape[1]
-                held = self._generator.cache.rows(layer, slice(0, num_slots))
-                want = row_sums(
-                    of_batch(held, record.audit.batch, self._weights.dtype),
-                    self._weights.head_signs_DK,
-                )
-            else:
-                want = before.attended.rows_BKHS
-            self._check_same(
-                where(record.audit), record.window, rows, want, is_over=before is record
-            )
+        seen = [each.attended for each in records if each.attended is not None]
+        want = [each.first.rows_BKHS for each in records if each.first is not None]
+        return self._num_changed(seen, want, is_over=False)
 
-    def _check_same(
-        self,
-        where: str,
-        window: WriteWindow,
-        rows: tuple[Tensor, Tensor],
-        want: tuple[Tensor, Tensor],
-        *,
-        is_over: bool,
-    ) -> None:
-        if all(torch.equal(a, b) for a, b in zip(rows, want, strict=True)):
-            return
-        past = self._past_slots(window, is_over=is_over).to(rows[0].device)[None, :, None, None]
-        changed = sum(int(((a != b) & past).sum()) for a, b in zip(rows, want, strict=True))
-        if changed:
+    def check_past(self, first_shown: Iterable[Attended], where: Where) -> None:
+        """What the first calls saw is in the cache, once the chunk is over."""
+        for _, each in groupby(first_shown, key=lambda seen: id(seen.window)):
+            seen = list(each)
+            want = [self._cached(attended) for attended in seen]
+            changed = self._num_changed(seen, want, is_over=True)
+            for attended, number in zip(seen, changed.tolist(), strict=True):
+                self.check_count(where(attended.audit), number)
+
+    def check_count(self, where: str, num_changed: int) -> None:
+        if num_changed:
             name = "past rows that attention saw changed"
-            self._checks.cached_rows(where, name, changed, 0, 0)
+            self._checks.cached_rows(where, name, num_changed, 0, 0)
+
+    def _cached(self, seen: Attended) -> Rows:
+        num_slots = seen.rows_BKHS[0].shape[1]
+        rows = self._generator.cache.rows(seen.audit.layer, slice(0, num_slots))
+        rows = of_batch(rows, seen.audit.batch, self._weights.dtype)
+        return row_sums(rows, self._weights.head_signs_DK)
+
+    def _num_changed(
+        self, seen: Sequence[Attended], want: Sequence[Rows], *, is_over: bool
+    ) -> Tensor:
+        past = self._past_slots(seen[0].window, is_over=is_over)[:, None, None]
+        past = past.to(self._weights.device)
+        changed = [
+            ((torch.stack(a) != torch.stack(b)) & past).flatten(1).sum(1)
+            for a, b in zip(
+                zip(*(each.rows_BKHS for each in seen), strict=True),
+                zip(*want, strict=True),
+                strict=True,
+            )
+        ]
+        return changed[0] + changed[1]
 
     def _past_slots(self, window: WriteWindow, *, is_over: bool) -> Tensor:
         """Token slots of other chunks; once this one is over, those that still hold the same."""

@@ -14,7 +14,6 @@ less.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,15 +29,6 @@ SHARED = 16.0
 """Roundings that all numbers of a token share: mean, variance and root of a norm."""
 _PRODUCTS = {"none": 2.0**-24, "ieee": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8}
 """Unit roundoff of float32 products, by what PyTorch rounds them to."""
-EXACT: Array = np.zeros((1, 1))
-"""The error of what was observed."""
-
-
-class Tracked(NamedTuple):
-    """Numbers `[N, n]`, and how far off a kernel's own may be."""
-
-    value: Array
-    error: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +50,3 @@ class Rounding:
     def store(self) -> float:
         """Relative error of one result that is stored."""
         return LAMBDA / 3**0.5 * self.stored
-
-
-def fourth_norm(x: Array) -> Array:
-    """`(sum x^4)^(1/4)` of every row, `[N, 1]`.
-
-    By Cauchy and Schwarz the sum of (w_j x_j)^2 is at most the square of both vectors' fourth
-    norms' product: what a random walk over their products may reach.
-    """
-    squares = x * x
-    norms: Array = np.sqrt(np.sqrt(np.einsum("nj,nj->n", squares, squares)))[:, None]
-    return norms
-
-
-def length(x: Array) -> Array:
-    """Euclidean norm of every row, `[N, 1]`."""
-    norms: Array = np.sqrt(np.einsum("nj,nj->n", x, x))[:, None]
-    return norms

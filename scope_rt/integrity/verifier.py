@@ -21,9 +21,9 @@ from scope_rt.models.generator import ChunkGenerator
 from scope_rt.tensor_digests import TensorDigests
 from scope_rt.tensors import bytes_of
 
-AUDITED_CHUNKS = 8
-"""In `default`, one chunk of so many has a token recomputed, and what enters and leaves the blocks
-in one call: each turn costs some 6 % of a chunk of the embedded model."""
+AUDITED_CHUNKS = 32
+"""In `default`, one call in one chunk of so many has a token recomputed in all layers, and what
+enters and leaves the blocks."""
 
 
 class Verifier:

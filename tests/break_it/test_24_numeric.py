@@ -33,8 +33,8 @@ def test_strict_shows_no_chunk_of_a_numeric_fault(broken: Broken, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "stage"),
     [
-        ("head", "chunk 5, rank {}, call 0: head, number"),
-        ("start-noise", "chunk 8, rank {}: latents_in, number"),
+        ("head", "chunk 29, rank {}, call 0: head, number"),
+        ("start-noise", "chunk 32, rank {}: latents_in, number"),
         ("text-made", "chunk 3, rank {}: text values of layer 0, number"),
     ],
 )

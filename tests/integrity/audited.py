@@ -15,11 +15,12 @@ from scope_rt.checks import Checks
 from scope_rt.integrity.arithmetic import ArithmeticCheck
 from scope_rt.integrity.audit_plan import CallPlanner
 from scope_rt.models.rope import rotations
-from tests.tiny_models import CONFIG, STEPS, Rollout, envelope
+from tests.tiny_models import STEPS, Rollout, envelope
 
 GENERATOR = "scope_rt.models.generator."
-NUM_TURNS = CONFIG.num_layers * (len(STEPS) + 1)
-"""Chunks within which every layer of every call is audited."""
+EVERY = 2
+NUM_TURNS = EVERY * (len(STEPS) + 1)
+"""Chunks within which every call is audited."""
 BIAS = 0.6
 
 
@@ -41,7 +42,7 @@ class AuditedStream:
         rollout: Rollout,
         level: IntegrityLevel,
         checks: Checks | None = None,
-        every: int = 1,
+        every: int = EVERY,
     ) -> None:
         self.rollout, self.planner = rollout, CallPlanner()
         self.check = ArithmeticCheck(

@@ -52,7 +52,7 @@ def test_a_stream_that_is_audited_now_and_then_takes_its_turns_as_often(
     audited = AuditedStream(stream(DEFAULT).rollout, DEFAULT, every=4)
     audited.run(range(4))
     FAULTS[-1].bring_about(audited.rollout, monkeypatch)
-    with pytest.raises(IntegrityError, match=r"chunk 4, rank 0, call 0, layer 1, token"):
+    with pytest.raises(IntegrityError, match=r"chunk 4, rank 0, call 1, layer 1, token"):
         audited.run(range(4, 8))
 
 

@@ -11,9 +11,9 @@ from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRID
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity.arithmetic import ArithmeticCheck
-from scope_rt.integrity.audit_plan import Audit, CallPlan, CallPlanner, RecomputeTurns
+from scope_rt.integrity.audit_plan import CallPlanner
 from scope_rt.models.generator import BlockCausalSelfAttention
-from tests.integrity.audited import GENERATOR, NUM_TURNS
+from tests.integrity.audited import EVERY, GENERATOR, NUM_TURNS
 from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
 
 LEVELS = pytest.mark.parametrize("level", [IntegrityLevel.DEFAULT, IntegrityLevel.STRICT])
@@ -21,7 +21,7 @@ NUM_CONTEXT = 5
 """Latent frames: a whole block, and a part of one."""
 
 
-def run(level: IntegrityLevel, num_chunks: int, *, every: int = 1, first: int = 0) -> None:
+def run(level: IntegrityLevel, num_chunks: int, *, every: int = EVERY, first: int = 0) -> None:
     """Chunks that each begin with a recompute, from `first` on, and have no clean pass."""
     rollout = Rollout(sink=0, window=9, dtype=torch.float32)
     check = ArithmeticCheck(rollout.generator, level=level, rank=0, every=every)
@@ -52,16 +52,6 @@ def test_a_clean_recompute_passes(level: IntegrityLevel) -> None:
     run(level, NUM_TURNS if level is IntegrityLevel.DEFAULT else 2)
 
 
-def test_layers_of_a_clean_recompute_need_not_lie_side_by_side(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def first_and_last(*_: Any, **__: Any) -> list[Audit]:
-        return [Audit(call=0, layer=layer, batch=0, token=0) for layer in (0, 2)]
-
-    monkeypatch.setattr(RecomputeTurns, "audits", first_and_last)
-    run(IntegrityLevel.DEFAULT, 2, every=8)
-
-
 @LEVELS
 def test_context_that_sees_later_blocks_is_found(
     level: IntegrityLevel, monkeypatch: pytest.MonkeyPatch
@@ -81,13 +71,3 @@ def test_a_recompute_is_audited_in_the_chunk_that_has_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(GENERATOR + "BlockCausalSelfAttention", too_wide)
     with pytest.raises(IntegrityError, match=r"chunk 3, rank 0, call 0, .*self-attention"):
         run(IntegrityLevel.DEFAULT, 4, every=8, first=3)
-
-
-def test_recomputes_cost_no_more_than_a_turn_each_so_many_chunks() -> None:
-    turns = RecomputeTurns(num_layers=3, every=4)
-    call = CallPlan(first_frame=0, num_frames=2, rows=2, columns=2, block_frames=1)
-    layers = {
-        chunk: [audit.layer for audit in turns.audits(chunk, call, batch=1)]
-        for chunk in (5, 6, 8, 9, 16, 17, 100, 101)
-    }
-    assert layers == {5: [0, 1, 2], 6: [], 8: [], 9: [0], 16: [1], 17: [2], 100: [0, 1, 2], 101: []}

@@ -34,11 +34,11 @@ from tests.integrity.resumed_streams import (
     continued,
 )
 
-ROUND = 2 * 3
-"""Chunks within which each layer of each call of the model is looked at, where one is with every
-chunk."""
-NUM_CHUNKS, BENT_AT, FIRST, FOUND = 18, 14, 10, 15
-"""Layer 1 has its turn at `FOUND`, and had it a round before with the chunk before `FIRST`."""
+EVERY = 2
+ROUND = EVERY * 3
+"""Chunks within which each call of the model is looked at."""
+NUM_CHUNKS, BENT_AT, FIRST, FOUND = 18, 13, 9, 14
+"""A call has its turn at `FOUND`, and had it a round before with the chunk before `FIRST`."""
 SOFT = TransitionSpec(num_chunks=3, method=Interpolation.LERP, bias_floor=0.5)
 CUT_AND_PROMPTS = (
     ScheduledEvent(chunk_index=3, hard_cut=True),
@@ -76,7 +76,7 @@ def as_with_cut_at(first: int, *more: ScheduledEvent, num_chunks: int) -> list[A
 def test_what_a_sample_finds_is_retracted_from_where_it_looked_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", 1)
+    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", EVERY)
     shown, error = broken(tmp_path, bent(1), at=BENT_AT, events=EVENTS, num_chunks=NUM_CHUNKS)
     retraction = retraction_of(error)
     assert "layer 1" in retraction.reason
@@ -91,7 +91,7 @@ def test_what_a_sample_finds_is_retracted_from_where_it_looked_last(
 def test_a_sample_speaks_against_chunks_of_an_earlier_process_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", 1)
+    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", EVERY)
     before, error = broken(tmp_path, LOST, at=FIRST + 1, events=EVENTS, num_chunks=NUM_CHUNKS)
     assert isinstance(error, PeerLostError)
     shown, error = broken(
@@ -108,7 +108,7 @@ def test_what_was_posted_is_asked_for_again_also_after_a_second_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first resumed stream fails before it has come to the prompt that was posted."""
-    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", 1)
+    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", EVERY)
     posted: list[Receipt] = []
 
     def post(session: StreamSession, chunk: Chunk) -> None:
@@ -136,7 +136,7 @@ def test_what_was_posted_is_asked_for_again_also_after_a_second_failure(
 def test_a_kill_before_the_first_new_chunk_loses_nothing_of_what_was_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", 1)
+    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", EVERY)
     shown, error = broken(tmp_path, bent(1), at=BENT_AT, events=EVENTS, num_chunks=NUM_CHUNKS)
     first = retraction_of(error).first_chunk
     kept = shown[:first]
@@ -150,8 +150,10 @@ def test_a_kill_before_the_first_new_chunk_loses_nothing_of_what_was_asked_for(
     assert as_shown(stream) == as_with_cut_at(first, num_chunks=NUM_CHUNKS)
 
 
-def test_the_fixed_chunk_speaks_against_all_since_its_last_run(tmp_path: Path) -> None:
-    """Layer 1 has its turns at chunks 24 and 40."""
+def test_the_fixed_chunk_speaks_against_all_since_its_last_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "AUDITED_CHUNKS", 64)  # no call has a turn before it runs
     shown, error = broken(tmp_path, bent(1), at=26, events=EVENTS, num_chunks=36, verify_within=2)
     retraction = retraction_of(error)
     assert "the fixed chunk gives" in retraction.reason

@@ -8,8 +8,7 @@ import pytest
 from scope_rt.integrity.audit_plan import (
     CallPlan,
     CallTurns,
-    RecomputeTurns,
-    audit_in_turn,
+    audits_in_turn,
 )
 from scope_rt.integrity.rotation import Part, Rotation
 
@@ -104,23 +103,11 @@ def test_strict_looks_at_every_call() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
-def test_every_token_of_every_batch_row_has_its_turn_in_each_layer_and_call(batch: int) -> None:
-    call = CallPlan(first_frame=0, num_frames=2, rows=2, columns=3)
-    layers, calls = 4, [call, call]
-    num = layers * len(calls) * call.num_tokens * batch
-    seen = {
-        audit_in_turn(chunk, num_layers=layers, calls=calls, batch=batch) for chunk in range(num)
-    }
-    assert len(seen) == num
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3])
-def test_every_token_of_a_recompute_has_its_turn_in_each_layer(batch: int) -> None:
-    call = CallPlan(first_frame=0, num_frames=2, rows=2, columns=3, block_frames=1)
-    turns, num_visits = RecomputeTurns(num_layers=4, every=1), call.num_tokens * batch
-    seen = {
-        audit for chunk in range(4 * num_visits) for audit in turns.audits(chunk, call, batch=batch)
-    }
-    assert {audit.layer for audit in seen} == set(range(4))
-    for layer in range(4):
-        assert sum(audit.layer == layer for audit in seen) == num_visits
+def test_every_token_of_every_batch_row_has_its_turn_in_each_layer(batch: int) -> None:
+    plan, layers = CallPlan(first_frame=0, num_frames=2, rows=2, columns=3), 4
+    seen = [
+        audit
+        for number in range(plan.num_tokens * batch)
+        for audit in audits_in_turn(number, call=1, plan=plan, num_layers=layers, batch=batch)
+    ]
+    assert len(set(seen)) == len(seen) == layers * plan.num_tokens * batch

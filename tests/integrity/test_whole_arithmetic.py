@@ -11,9 +11,9 @@ from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity import arithmetic
 from scope_rt.integrity.block_record import BlockRecord
-from tests.integrity.audited import NUM_TURNS, AuditedStream, disarmed
+from tests.integrity.audited import AuditedStream, disarmed
 from tests.integrity.passing_faults import PASSING_FAULTS, Now, PassingFault
-from tests.tiny_models import Rollout
+from tests.tiny_models import CONFIG, STEPS, Rollout
 
 
 def _stream(*without: str) -> AuditedStream:
@@ -43,22 +43,24 @@ def test_a_fault_of_one_call_gets_through_where_its_checks_are_disarmed(
 
 
 @pytest.mark.parametrize("fault", PASSING_FAULTS[::8], ids=str)
-def test_scores_of_the_text_are_held_by_few_blocks_at_a_time(
+def test_what_passes_is_kept_of_few_blocks_at_a_time(
     fault: PassingFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large model's scores of one block are some hundred MB."""
-    monkeypatch.setattr(arithmetic, "_MOST_WAITING_BYTES", 0)
+    """A large model leaves some hundred MB in one block."""
+    for name in ("_MOST_KEPT_BYTES", "_MOST_WAITING_BYTES"):
+        monkeypatch.setattr(arithmetic, name, 0)
     audited, num_held = _stream(), list[int]()
     take = arithmetic.ArithmeticCheck._take
 
     def counted(check: arithmetic.ArithmeticCheck, record: BlockRecord) -> None:
         take(check, record)
         assert check._recorder is not None
-        num_held.append(sum(each.num_bytes > 0 for each in check._recorder.records))
+        records = check._recorder.records
+        num_held.append(sum(bool(each.seen) or each.attended is not None for each in records))
 
     monkeypatch.setattr(arithmetic.ArithmeticCheck, "_take", counted)
     audited.run(range(3))
-    assert num_held == [0] * (3 * NUM_TURNS)
+    assert num_held == [0] * (3 * CONFIG.num_layers * (len(STEPS) + 1))
     fault.bring_about(Now(audited.rollout, monkeypatch))
     with pytest.raises(IntegrityError, match=f"chunk 3, rank 0, .*{fault.names}"):
         audited.run([3])

@@ -82,7 +82,7 @@ CASES = cases_of(
     _COMPUTED(
         number=80,
         name="last-block",
-        description="the last block, whose turn comes after the fixed chunk, is off by a hundredth",
+        description="the last block is off at the first step, which has its turn much later",
         layer=(Detector.CANARY, Detector.ORACLE),
         refusal=partial(refused_by_group, "IntegrityError"),
         action="turn_last_block",
