@@ -25,6 +25,7 @@ class VerifiedInbox(ControlInbox):
         """Held while something is posted or taken, so that both books have the same."""
         self._noted = Directive()
         self._to_come: dict[int, Directive] = {}
+        """By chunk, in order."""
 
     def post(self, directive: Directive) -> Receipt:
         with self._noting:
@@ -66,8 +67,10 @@ class VerifiedInbox(ControlInbox):
             self._noted = Directive()
 
     def _verify(self, chunk_index: int, taken: Directive) -> None:
-        due = [index for index in self._to_come if index <= chunk_index]
-        asked = _together([*map(self._to_come.pop, due), self._noted])
+        due: list[Directive] = []
+        while self._to_come and (first := next(iter(self._to_come))) <= chunk_index:
+            due.append(self._to_come.pop(first))
+        asked = _together([*due, self._noted])
         self._noted = Directive()
         with suspect_from(chunk_index):
             for what, got, want in _compared(taken, asked):

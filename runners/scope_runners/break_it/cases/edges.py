@@ -10,6 +10,7 @@ from scope_runners.break_it.cases.arithmetic import A_LONGER_STREAM, AUDITED_CHU
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.job import Script, ScriptEvent
 from scope_runners.break_it.numeric import (
+    ARITHMETIC,
     WITHIN,
     NumericFault,
     all_generators,
@@ -80,6 +81,7 @@ CASES = cases_of(
         number=49,
         name="clean-timestep",
         description="clean passes are told the timestep of the first step",
+        layer=ARITHMETIC,
         action="soil_clean_pass",
     ),
     _EDGE(

@@ -55,13 +55,13 @@ CASES = cases_of(
     _PRECISION(
         name="precision-one",
         description="one rank begins to multiply matrices in bfloat16",
-        layer=(Detector.NUMERICS, Detector.REPLICATED, *ARITHMETIC),
+        layer=(Detector.NUMERICS, Detector.REPLICATED, Detector.REDUCED_SUMS, *ARITHMETIC),
         refusal=partial(refused_there, "IntegrityError"),
     ),
     _PRECISION(
         name="precision-all",
         description="all ranks begin to multiply matrices in bfloat16",
-        layer=(Detector.NUMERICS, *ARITHMETIC),
+        layer=(Detector.NUMERICS, Detector.REDUCED_SUMS, Detector.CODEC, *ARITHMETIC),
         refusal=refused_by_each,
         on=all_generators,
     ),
