@@ -87,6 +87,9 @@ class VideoSegments:
         try:
             for record in earlier:
                 if isinstance(record, Segment):
+                    if record.number in self._parts:  # the video was begun again: see `discard`
+                        self._parts.clear()
+                        self.num_chunks = self.num_frames = 0
                     path = self._path_of(record.number)
                     self._parts[record.number] = SegmentFile(path, _format(record))
                 elif isinstance(record, Durable):

@@ -75,6 +75,20 @@ def finish_other(folder: Path) -> list[int]:
     return frame_numbers(folder / "other.mp4")
 
 
+def test_a_video_that_was_begun_again_is_resumed_without_what_was_before(tmp_path: Path) -> None:
+    """As after a retraction of all chunks: the files of the first segments have others then."""
+    path = tmp_path / "video.mp4"
+    suspended(path, 3)
+    log = StreamLog(log_of(path), resume=True)
+    log.append(opened(resumed_at_chunk=0))
+    log.close()
+    suspended(path, 2)
+    with writer_for(path) as writer:
+        assert (writer.earlier_chunks, writer.earlier_frames) == (2, STARTS[2])
+        write_chunks(writer, 3)
+    assert frame_numbers(path) == list(range(STARTS[3]))
+
+
 def test_the_check_leaves_a_recording_to_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "video.mp4"
     suspended(path, 3)
