@@ -36,11 +36,10 @@ class VerifiedInbox(ControlInbox):
     def schedule(self, events: Iterable[ScheduledDirective]) -> None:
         with self._noting:
             asked = tuple(events)
-            indices = {event.chunk_index for event in asked}
-            self._to_come = {
-                index: _together([each.directive for each in asked if each.chunk_index == index])
-                for index in sorted(indices)
-            }
+            by_chunk: dict[int, list[Directive]] = {}
+            for each in sorted(asked, key=lambda event: event.chunk_index):
+                by_chunk.setdefault(each.chunk_index, []).append(each.directive)
+            self._to_come = {index: _together(each) for index, each in by_chunk.items()}
             super().schedule(asked)
 
     @overload
