@@ -67,6 +67,8 @@ class VideoSegments:
         with output_file.creating_beside(target, suffixes=CODEC_OF_SUFFIX):
             self._lock = _locked(self._path_of(0), target)
         self._parts: dict[int, SegmentFile] = {}
+        self._next_number = 0
+        """Of no segment that the ledger names: what was made again is told from it by that."""
         self._segment: Segment | None = None
         self._digest: RunningDigest | None = None
 
@@ -87,11 +89,9 @@ class VideoSegments:
         try:
             for record in earlier:
                 if isinstance(record, Segment):
-                    if record.number in self._parts:  # the video was begun again: see `discard`
-                        self._parts.clear()
-                        self.num_chunks = self.num_frames = 0
                     path = self._path_of(record.number)
                     self._parts[record.number] = SegmentFile(path, _format(record))
+                    self._next_number = record.number + 1
                 elif isinstance(record, Durable):
                     self._count(record)
             for part in self._parts.values():
@@ -138,6 +138,7 @@ class VideoSegments:
         number = self._segment.number
         if number not in self._parts:  # a segment without a chunk is not worth a record
             self._parts[number] = SegmentFile(self._path_of(number), _format(self._segment))
+            self._next_number = number + 1
             self._ledger.append(self._segment)
         end_bytes = self._path_of(number).stat().st_size
         durable = Durable(
@@ -198,10 +199,6 @@ class VideoSegments:
         with suppress(UserInputError):
             self.discard()
         self.release()
-
-    @property
-    def _next_number(self) -> int:
-        return max(self._parts, default=-1) + 1
 
     def _count(self, durable: Durable) -> None:
         self._parts[durable.segment].add(durable)

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError, UserInputError
-from scope_rt.record.reader import read_progress, video_records
+from scope_rt.record.reader import read_history, read_progress, video_records
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.writer import VideoWriter, check_recordable
@@ -76,7 +76,7 @@ def finish_other(folder: Path) -> list[int]:
 
 
 def test_a_video_that_was_begun_again_is_resumed_without_what_was_before(tmp_path: Path) -> None:
-    """As after a retraction of all chunks: the files of the first segments have others then."""
+    """As after a retraction of all chunks: they are made again in another segment."""
     path = tmp_path / "video.mp4"
     suspended(path, 3)
     log = StreamLog(log_of(path), resume=True)
@@ -87,6 +87,7 @@ def test_a_video_that_was_begun_again_is_resumed_without_what_was_before(tmp_pat
         assert (writer.earlier_chunks, writer.earlier_frames) == (2, STARTS[2])
         write_chunks(writer, 3)
     assert frame_numbers(path) == list(range(STARTS[3]))
+    assert [each.number for each in read_history(log_of(path)).segments] == [0, 1, 2]
 
 
 def test_the_check_leaves_a_recording_to_be_resumed(tmp_path: Path) -> None:
