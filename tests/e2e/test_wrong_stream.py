@@ -14,6 +14,7 @@ from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Finished
 from scope_contracts.retraction import Retraction
 from scope_rt.faults import FaultPoint
+from scope_rt.integrity.verifier import AUDITED_CHUNKS
 from scope_rt.record.reader import StreamHistory, open_log, read_history
 from scope_runners.break_it import stream
 from scope_runners.break_it.faults import Fault
@@ -145,15 +146,18 @@ def test_what_is_found_wrong_is_retracted_and_made_again_after_a_cut(
 def test_what_a_sample_finds_is_cut_from_the_video_as_far_back_as_it_may_be(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first sample after the change is that of chunk 8, layer 1 for the first time."""
-    bent: dict[str, Any] = {"action": "change_kernel", "point": FaultPoint.GENERATOR}
-    made = make(tmp_path, capfd, monkeypatch, ["--plan", "pp1"], Fault(rank=1, chunk=AT, **bent))
+    """The first sample after the change is that of the last chunk but one."""
+    seconds = (AUDITED_CHUNKS + 2) * FRAMES_PER_CHUNK / FPS
+    bent = Fault(
+        rank=1, chunk=AUDITED_CHUNKS - 2, action="change_kernel", point=FaultPoint.GENERATOR
+    )
+    made = make(tmp_path, capfd, monkeypatch, ["--plan", "pp1", "--seconds", str(seconds)], bent)
     assert made.code == RETRACTED, made.said
     (recorded,) = made.history.retractions
-    assert (recorded.first_chunk, recorded.last_chunk) == (0, 7)
-    assert "layer 1" in recorded.reason
-    assert made.summary["totals"]["retracted"] == 8
-    assert [epoch for _, epoch, _ in made.latents] == [1] * NUM_CHUNKS
+    assert (recorded.first_chunk, recorded.last_chunk) == (0, AUDITED_CHUNKS - 1)
+    assert "call 1, layer 0" in recorded.reason
+    assert made.summary["totals"]["retracted"] == AUDITED_CHUNKS
+    assert [epoch for _, epoch, _ in made.latents] == [1] * (AUDITED_CHUNKS + 2)
     assert num_frames(made.video) == made.summary["totals"]["frames"]
     assert not any(chunk["is_suspect"] for chunk in made.summary["chunks"])
 
