@@ -4,8 +4,8 @@ Chunks are decoded again, bit for bit, by a second decoder with a memory of its 
 `strict`, one in `ROTATIONS` M by default, and each that shows one single value. What both would do
 wrong alike is found elsewhere: weights of codec and text encoder are verified in rotation, all
 within M chunks. What has no digest (code, kernels, their switches, a table that is no tensor of a
-module) shows by what fixed latents and the first prompt give, which must be what they always gave:
-one of the fixed frames with each chunk in `strict`, else all with each chunk that is decoded again.
+module) shows by what fixed latents, with each chunk that is decoded again, and the first prompt
+give: what they always gave.
 """
 
 from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ class PictureCheck:
             self._verify_text(chunk)
         if chunk % self._every != self._every // 2 and not is_constant(frames_BTHWC):
             return crc32
-        self._fixed.verify(chunk, self._checks, num_frames=1 if self.is_strict else _FIXED_FRAMES)
+        self._fixed.verify(chunk, self._checks)
         again = self._decoded_again(chunk, latents_BFCHW, before)
         # Turns follow from the chunk's index, so an earlier process had them too.
         with suspect_from(chunk + 1 - self._every):
@@ -151,31 +151,24 @@ class FixedLatents:
         shape = (1, _FIXED_FRAMES, codec.latent_channels, side, side)
         latents = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
         self._latents, self._decoder = latents.split(1, dim=1), parts.decoder()
-        self._next = 0
-        self._noted = [self._decode_next() for _ in self._latents]
-        self._verified_at = [-1] * _FIXED_FRAMES
+        self._noted, self._verified_at = self._decoded(), -1
 
     def begin(self, chunk: int) -> None:
         """`chunk` is the first that is verified."""
-        self._verified_at = [chunk - 1] * _FIXED_FRAMES
+        self._verified_at = chunk - 1
 
-    def verify(self, chunk: int, checks: Checks, *, num_frames: int) -> None:
-        """Decode the next of its frames, and hold them against what they gave at first.
+    def verify(self, chunk: int, checks: Checks) -> None:
+        """Decode it again, and hold it against what it gave at first.
 
         Raises:
-            IntegrityError: they changed.
+            IntegrityError: it changed.
         """
-        for _ in range(num_frames):
-            frame = self._next
-            now, noted = self._decode_next(), self._noted[frame]
-            with suspect_from(self._verified_at[frame] + 1):
-                checks.codec(f"chunk {chunk}", "the picture of fixed latents", now=now, noted=noted)
-            self._verified_at[frame] = chunk
+        now, noted = self._decoded(), self._noted
+        with suspect_from(self._verified_at + 1):
+            checks.codec(f"chunk {chunk}", "the picture of fixed latents", now=now, noted=noted)
+        self._verified_at = chunk
 
-    def _decode_next(self) -> str:
-        """Digest of its picture."""
-        if self._next == 0:
-            self._decoder.reset()
-        frames = self._decoder.decode(self._latents[self._next])
-        self._next = (self._next + 1) % _FIXED_FRAMES
-        return digest_of(frames)
+    def _decoded(self) -> str:
+        """Digest of its frames; the second one needs what the decoder remembers of the first."""
+        self._decoder.reset()
+        return digest_of(torch.cat([self._decoder.decode(each) for each in self._latents], dim=1))
