@@ -8,8 +8,8 @@ from scope_contracts.weights import Checksums
 from scope_rt.bit_digest import bit_digest
 from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.models.shards import shard_of
-from scope_rt.models.weight_files import Shard
 from scope_rt.tensor_digests import TensorDigests, reader_of
+from scope_rt.tensor_files.safetensors_file import Shard
 
 
 def shard_digest(part: Tensor, shard: Shard) -> int:

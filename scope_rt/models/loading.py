@@ -31,7 +31,9 @@ from scope_rt.models.manifest import Manifest
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.registry import CODECS, TEXT_ENCODERS
 from scope_rt.models.shards import check_degree, shard_of, shards_of
-from scope_rt.models.weight_files import TensorReader, WeightFiles
+from scope_rt.models.weight_files import WeightFiles
+from scope_rt.tensor_files.fitting import check_fit
+from scope_rt.tensor_files.safetensors_file import TensorReader
 from scope_rt.tensors import NAMES
 from scope_rt.text.encoder import TextEncoder, TextSizes
 from scope_rt.vae.codec import CodecSizes, VideoCodec
@@ -215,26 +217,7 @@ def _check_weights(folder: Path, weights: WeightFiles, config: CausalWanConfig) 
     """
     with torch.device("meta"):
         needed = {name: tuple(p.shape) for name, p in CausalWanModel(config).named_parameters()}
-    have = {name: tensor.shape for name, tensor in weights.tensors.items()}
-    missing = sorted(needed.keys() - have.keys())
-    unexpected = sorted(have.keys() - needed.keys())
-    other_shape = sorted(n for n in needed.keys() & have.keys() if needed[n] != have[n])
-    wrong = []
-    if missing:
-        wrong.append(f"{len(missing)} missing, {missing[0]!r} first")
-    if unexpected:
-        wrong.append(f"{len(unexpected)} unexpected, {unexpected[0]!r} first")
-    if other_shape:
-        first = other_shape[0]
-        got, want = list(have[first]), list(needed[first])
-        wrong.append(
-            f"{len(other_shape)} of another shape, {first!r} first: got {got}, want {want}"
-        )
-    if wrong:
-        raise UserInputError(
-            f"{folder}: the weights do not fit config.json: {'; '.join(wrong)}; copy the "
-            "folder again, with both from one model"
-        )
+    check_fit(needed, weights.tensors, where=f"{folder}: the weights do not fit config.json")
 
 
 def embedded_folder() -> Path:

@@ -15,7 +15,7 @@ from typing import Self
 from scope_contracts.errors import ModelDamageError, UserInputError
 from scope_rt import output_file
 from scope_rt.models.file_contents import MANIFEST_NAME, FileRead, model_files, read_file
-from scope_rt.models.weight_files import tensors_of
+from scope_rt.tensor_files.safetensors_file import tensors_of
 
 _VERSION = 1
 _WEIGHTS = ".safetensors"

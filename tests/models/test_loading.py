@@ -73,7 +73,7 @@ def leave_pointer_of_lfs(folder: Path) -> None:
         (edit("transformer/config.json", eps=0), "eps is 0, want a number above 0"),
         (
             edit("transformer/config.json", in_channels=8, out_channels=8),
-            r"json: 3 of another shape, '.*' first: got \[.*\b16\b.*\], want \[.*\b8\b",
+            r"json: 3 of another shape, '.*' in .* first: got \[.*\b16\b.*\], want \[.*\b8\b",
         ),
         (edit("vae/config.json", _class_name="AutoencoderKLOther"), "no loader for class"),
         (edit("text_encoder/config.json", words=["cat"]), "vocabulary differs"),

@@ -1,0 +1,95 @@
+"""A file of torch.save gives tensors and nothing else: code in it is never run.
+
+The tensors are mapped, so that only the bytes of those that are asked for are read.
+"""
+
+import pickle
+import struct
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scope_contracts.errors import UserInputError, shown
+
+_ZIP = b"PK\x03\x04"
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What unpickling raises for bytes that are no file of tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MappedTensor:
+    """A tensor of a file, under its name there; its bytes are read when they are used."""
+
+    path: Path
+    name: str
+    mapped: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.mapped.shape)
+
+    def read(self) -> Tensor:
+        """The tensor, in memory of its own, in the dtype of the file, on the CPU."""
+        return self.mapped.clone(memory_format=torch.contiguous_format)
+
+
+def tensors_in(path: Path) -> dict[str, MappedTensor]:
+    """The tensors of a file that holds one state dict and nothing around it.
+
+    Raises:
+        UserInputError: the file cannot be read, has code in it, or holds something else.
+    """
+    state = _loaded(path)
+    if not isinstance(state, Mapping) or not state:
+        raise UserInputError(
+            f"{path} holds {shown(type(state).__name__)} without tensors, want tensors by their "
+            "names; copy the checkpoint's own file"
+        )
+    tensors = {}
+    for name, value in state.items():
+        if not (isinstance(value, Tensor) and value.layout is torch.strided):
+            kind = type(value).__name__
+        elif not value.is_floating_point():
+            kind = str(value.dtype)
+        else:
+            tensors[str(name)] = MappedTensor(path=path, name=str(name), mapped=value)
+            continue
+        raise UserInputError(
+            f"{path}: {shown(name)} is {kind}, want a tensor of floating-point numbers; copy the "
+            "checkpoint's own file"
+        )
+    return tensors
+
+
+def _loaded(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            is_zip = file.read(len(_ZIP)) == _ZIP  # only these can be mapped
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what is refused in our own words, or is no harm
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        raise UserInputError(
+            f"{path} is cut off, or holds code or objects beside its tensors, which are never run; "
+            "copy the checkpoint's own file"
+        ) from error
+    except _UNREADABLE as error:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserInputError(f"cannot read {path}: {what[:200]}; copy the file again") from error

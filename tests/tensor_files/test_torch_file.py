@@ -1,0 +1,127 @@
+"""A file of torch.save gives tensors, or one sentence; code in it is never run."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from scope_contracts.errors import UserInputError
+from scope_rt.tensor_files.torch_file import tensors_in
+
+WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3).t(), "b": torch.ones(2, dtype=torch.bfloat16)}
+
+
+class LeavesATrace:
+    """Whoever unpickles it makes a folder."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return os.mkdir, (str(self.trace),)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_tensors_are_those_that_were_saved_in_memory_of_their_own(
+    tmp_path: Path, is_zip: bool
+) -> None:
+    path = tmp_path / "file.pth"
+    torch.save(WEIGHTS, path, _use_new_zipfile_serialization=is_zip)
+    tensors = tensors_in(path)
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {
+        "a.weight": (3, 2),
+        "b": (2,),
+    }
+    for name, want in WEIGHTS.items():
+        read = tensors[name].read()
+        assert torch.equal(read, want)
+        assert read.is_contiguous()
+        assert read.dtype is want.dtype
+        read.zero_()
+        assert torch.equal(tensors[name].read(), want)
+
+
+@pytest.mark.parametrize("save", ["zip", "legacy", "plain pickle"])
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_code_is_never_run(tmp_path: Path, save: str, is_inside: bool) -> None:
+    path, trace = tmp_path / "file.pth", tmp_path / "trace"
+    code = LeavesATrace(trace)
+    content = {**WEIGHTS, "c": code} if is_inside else code
+    if save == "plain pickle":
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=save == "zip")
+    with pytest.raises(UserInputError, match=r"file\.pth .*never run; copy the checkpoint's own"):
+        tensors_in(path)
+    assert not trace.exists()
+    pickle.loads(pickle.dumps(code))
+    assert trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (WEIGHTS | {"c": "text"}, "file.pth: 'c' is str, want a tensor of floating-point numbers"),
+        (WEIGHTS | {"c": torch.ones(1, dtype=torch.int32)}, "'c' is torch.int32, want a tensor"),
+        (WEIGHTS | {"c": torch.eye(2).to_sparse()}, "file.pth: 'c' is Tensor, want a tensor of"),
+        ({"generator": WEIGHTS}, "file.pth: 'generator' is dict, want a tensor"),
+        ({}, "file.pth holds 'dict' without tensors, want tensors by their names; copy"),
+        ([torch.ones(1)], "file.pth holds 'list' without tensors"),
+        (nn.Linear(2, 2), "file.pth .* code or objects beside its tensors, which are never run"),
+    ],
+)
+def test_what_holds_something_else_is_refused(
+    tmp_path: Path, content: object, message: str
+) -> None:
+    torch.save(content, tmp_path / "file.pth")
+    with pytest.raises(UserInputError, match=message):
+        tensors_in(tmp_path / "file.pth")
+
+
+def half(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        half,
+        lambda whole: b"",
+        lambda whole: whole[:-1],
+        lambda whole: b"<html>",
+        lambda whole: whole[9:],
+    ],
+    ids=["half", "empty", "last byte", "a page", "beginning"],
+)
+def test_a_file_that_is_cut_off_is_named(
+    tmp_path: Path, damage: Callable[[bytes], bytes], is_zip: bool
+) -> None:
+    path = tmp_path / "file.pth"
+    torch.save({"a": torch.ones(400)}, path, _use_new_zipfile_serialization=is_zip)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserInputError, match=r"^[^\n]*file\.pth[^\n]*; copy [^\n]*$"):
+        tensors_in(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match=r"cannot read .*file\.pth: .*No such file"):
+        tensors_in(tmp_path / "file.pth")
+
+
+def test_only_what_is_used_is_read(tmp_path: Path) -> None:
+    """The tensor is a view of the mapped file: what is written there later is seen."""
+    path = tmp_path / "file.pth"
+    torch.save({"a": torch.full((1000,), 2.0)}, path)
+    tensors = tensors_in(path)
+    whole = path.read_bytes()
+    start = whole.index(torch.full((1000,), 2.0).numpy().tobytes())
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(torch.full((1000,), 3.0).numpy().tobytes())
+    later: Tensor = tensors["a"].read()
+    assert later.unique().tolist() == [3.0]
