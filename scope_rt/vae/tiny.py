@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from scope_contracts.errors import UserInputError
 from scope_rt.vae.codec import CodecSizes
+from scope_rt.vae.pictures import to_bytes, to_video
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
 FRAMES, STRIDE = 4, 8
@@ -196,8 +197,7 @@ class TinyStreamingDecoder:
         """The next frames, uint8 `[B, 4 F, 8 H, 8 W, 3]`."""
         video = self._codec.decode(latents_BFCHW, self._previous_BCHW)
         self._previous_BCHW = latents_BFCHW[:, -1].clone()
-        frames = ((video + 1) * 127.5).round().to(torch.uint8)
-        return rearrange(frames, "b t c h w -> b t h w c").contiguous()
+        return rearrange(to_bytes(video), "b t c h w -> b t h w c").contiguous()
 
     def reset(self) -> None:
         """Forget the last latent frame: the next is the first of an epoch."""
@@ -213,7 +213,7 @@ class TinyStreamingEncoder:
     @torch.inference_mode()
     def encode(self, frames_BTHWC: Tensor) -> Tensor:
         """The next latents `[B, T/4, C, H/8, W/8]` of uint8 frames."""
-        video = rearrange(frames_BTHWC.float() / 127.5 - 1, "b t h w c -> b t c h w")
+        video = rearrange(to_video(frames_BTHWC), "b t h w c -> b t c h w")
         return self._codec.encode(video)
 
     def reset(self) -> None:

@@ -1,0 +1,94 @@
+"""Wan's VAE from the files that people have: diffusers' folder, or the original Wan2.1_VAE.pth."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scope_contracts.errors import UserInputError, mismatch
+from scope_rt.tensor_files.fitting import TensorInFile, fill
+from scope_rt.tensor_files.folder import tensors_of_folder
+from scope_rt.tensor_files.torch_file import tensors_in
+from scope_rt.vae.codec import CodecSizes
+from scope_rt.vae.wan import WanVideoCodec
+from scope_rt.vae.wan_config import WanVaeConfig
+from scope_rt.vae.wan_names import diffusers_name
+
+CLASS_NAME = "AutoencoderKLWan"
+_STEM = "diffusion_pytorch_model"
+_CPU = torch.device("cpu")
+
+
+def wan_codec_sizes(folder: Path) -> CodecSizes:
+    """Sizes of the VAE in diffusers' folder, from its `config.json` alone. Raises
+    UserInputError."""
+    return WanVaeConfig.read(folder / "config.json").sizes
+
+
+def load_wan_codec(
+    path: Path,
+    *,
+    device: torch.device = _CPU,
+    dtype: torch.dtype = torch.float32,
+) -> WanVideoCodec:
+    """Load diffusers' folder (`vae/`) or Wan's original file, to compute on `device` in `dtype`.
+
+    Raises:
+        UserInputError: diffusers is not installed, or a file cannot be used; it names the tensor.
+    """
+    config, tensors = _read_folder(path) if path.is_dir() else _read_original(path)
+    with torch.device("meta"):
+        vae = _autoencoder_class()(**constructor_arguments(config))
+    fill(vae, tensors, where=f"{path}: the weights are not Wan's VAE", device=device, dtype=dtype)
+    return WanVideoCodec(vae, config)
+
+
+def _read_folder(folder: Path) -> tuple[WanVaeConfig, Mapping[str, TensorInFile]]:
+    config = WanVaeConfig.read(folder / "config.json")
+    tensors = tensors_of_folder(folder, _STEM)
+    for name, size, entry in (
+        ("post_quant_conv.weight", config.z_dim, "z_dim"),
+        ("encoder.conv_in.weight", config.base_dim, "base_dim"),
+    ):
+        if name in tensors and tensors[name].shape[:1] != (size,):
+            want = f"{list(tensors[name].shape[:1])}, the width of {name} in {tensors[name].path}"
+            fix = "copy the folder again, with both from one model"
+            raise UserInputError(
+                mismatch(f"{folder / 'config.json'}: {entry}", got=size, want=want, fix=fix)
+            )
+    return config, tensors
+
+
+def _read_original(path: Path) -> tuple[WanVaeConfig, Mapping[str, TensorInFile]]:
+    stored = tensors_in(path)
+    # No file of the original states them; diffusers holds them as defaults.
+    defaults = inspect.signature(_autoencoder_class().__init__).parameters
+    config = WanVaeConfig.of_original(
+        path,
+        stored,
+        latents_mean=tuple(defaults["latents_mean"].default),
+        latents_std=tuple(defaults["latents_std"].default),
+    )
+    blocks = config.num_res_blocks
+    renamed = {diffusers_name(name, num_res_blocks=blocks): each for name, each in stored.items()}
+    return config, renamed
+
+
+def constructor_arguments(config: WanVaeConfig) -> dict[str, object]:
+    """What diffusers' class is made with; it wants lists."""
+    entries = asdict(config)
+    return {name: list(got) if isinstance(got, tuple) else got for name, got in entries.items()}
+
+
+def _autoencoder_class() -> Any:
+    if find_spec("diffusers") is None:
+        raise UserInputError(
+            "Wan's VAE needs diffusers, which is not installed; install scope-rt[wan]"
+        )
+    from diffusers import AutoencoderKLWan  # takes seconds, and few ranks decode
+
+    return AutoencoderKLWan

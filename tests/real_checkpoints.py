@@ -1,0 +1,51 @@
+"""Tiny checkpoints in the formats that people have, with what their own code computed from them."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+CHECKPOINTS = Path(os.environ.get("SCOPE_TEST_CHECKPOINTS", Path(__file__).parent / "checkpoints"))
+"""Another folder of the same form is tested with the variable; see the README in ours."""
+SELF_FORCING = CHECKPOINTS / "self-forcing"
+FASTVIDEO = CHECKPOINTS / "fastvideo-diffusers"
+ORIGINAL_VAE = SELF_FORCING / "wan_models/Wan2.1-T2V-1.3B/Wan2.1_VAE.pth"
+ORIGINAL_TEXT = ORIGINAL_VAE.with_name("models_t5_umt5-xxl-enc-bf16.pth")
+ORIGINAL_TOKENIZER = ORIGINAL_VAE.parent / "google/umt5-xxl/tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a project's own code computed from the checkpoint beside it."""
+
+    path: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def details(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    def tensors(self) -> dict[str, Tensor]:
+        return load_file(self.path)
+
+    def part(self, in_diffusers: str, original: str) -> Path:
+        """A part of the checkpoint, in whichever of the two layouts it has."""
+        if (path := self.folder / in_diffusers).exists():
+            return path
+        return next(self.folder.glob(f"wan_models/*/{original}"))
+
+    def vae(self) -> Path:
+        return self.part("vae", "Wan2.1_VAE.pth")
+
+    def __str__(self) -> str:
+        return f"{self.folder.name}-{self.path.name.partition('.')[0]}"
+
+
+RECORDINGS = [Recording(path) for path in sorted(CHECKPOINTS.glob("*/*.rollout.safetensors"))]
+of_each_recording = pytest.mark.parametrize("recording", RECORDINGS, ids=str)
