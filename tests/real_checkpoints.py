@@ -1,5 +1,6 @@
 """Tiny checkpoints in the formats that people have, with what their own code computed from them."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,14 @@ class Recording:
 
     def vae(self) -> Path:
         return self.part("vae", "Wan2.1_VAE.pth")
+
+    def text_encoder(self) -> Path:
+        return self.part("text_encoder", "models_t5_umt5-xxl-enc-bf16.pth")
+
+    def prompts(self) -> list[str]:
+        """In the order of the tensors' rows."""
+        details = json.loads(self.details.read_text())
+        return list(details["prompts"]) if "prompts" in details else [details["prompt"]]
 
     def __str__(self) -> str:
         return f"{self.folder.name}-{self.path.name.partition('.')[0]}"

@@ -5,13 +5,13 @@ embedded model's; others are registered before a session is made, on every rank,
 reads the sizes of parts that only some of them load.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_rt.tensor_files.config_file import read_config
 from scope_rt.text.encoder import TextEncoder, TextSizes
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
@@ -104,13 +104,7 @@ class Registry(Generic[P, S]):
 
 def _config(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserInputError(f"cannot read {path}: {error!r}; point to a model folder") from error
-    if not isinstance(raw, dict):
-        raise UserInputError(f"{path} is no JSON object; point to a model folder")
-    return path, raw
+    return path, read_config(path, fix="point to a model folder")
 
 
 CODECS = Registry[VideoCodec, CodecSizes]("codec", CodecSizes)

@@ -91,5 +91,5 @@ def _loaded(path: Path) -> object:
             "copy the checkpoint's own file"
         ) from error
     except _UNREADABLE as error:
-        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        what = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
         raise UserInputError(f"cannot read {path}: {what[:200]}; copy the file again") from error

@@ -3,13 +3,13 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_rt.optional_packages import need
 from scope_rt.tensor_files.fitting import TensorInFile, fill
 from scope_rt.tensor_files.folder import tensors_of_folder
 from scope_rt.tensor_files.torch_file import tensors_in
@@ -85,10 +85,7 @@ def constructor_arguments(config: WanVaeConfig) -> dict[str, object]:
 
 
 def _autoencoder_class() -> Any:
-    if find_spec("diffusers") is None:
-        raise UserInputError(
-            "Wan's VAE needs diffusers, which is not installed; install scope-rt[wan]"
-        )
+    need("diffusers", purpose="Wan's VAE")
     from diffusers import AutoencoderKLWan  # takes seconds, and few ranks decode
 
     return AutoencoderKLWan

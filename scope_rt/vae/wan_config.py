@@ -1,6 +1,5 @@
 """What Wan's VAE is, read from diffusers' `config.json` or off the shapes of the original file."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_rt.tensor_files.config_file import read_config
 from scope_rt.tensor_files.fitting import TensorInFile
 from scope_rt.vae.codec import CodecSizes
 
@@ -73,12 +73,7 @@ class WanVaeConfig:
         Raises:
             UserInputError: it cannot be read, or is of another VAE; the sentence names the entry.
         """
-        try:
-            raw = json.loads(path.read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserInputError(f"cannot read {path}: {error}; {_FIX}") from error
-        if not isinstance(raw, dict):
-            raise UserInputError(f"{path} is no JSON object; {_FIX}")
+        raw = read_config(path, fix=_FIX)
         for name, want in _ALWAYS.items():
             if (got := raw.get(name, want)) != want:
                 raise UserInputError(mismatch(f"{path}: {name}", got=got, want=want, fix=_FIX))
