@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from scope_contracts.errors import UserInputError
+from scope_rt.tensor_files.config_file import read_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +36,7 @@ class CausalWanConfig:
                 of Wan (image conditioning, another patch or norm) that this class does not compute.
         """
         path = folder / "config.json"
-        try:
-            raw = json.loads(path.read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserInputError(f"cannot read {path}: {error}; point to a model folder") from error
-        if not isinstance(raw, dict):
-            raise UserInputError(f"{path} is no JSON object; point to a model folder")
+        raw = read_config(path, fix="point to a model folder")
         required = {
             "patch_size": [1, 2, 2],
             "cross_attn_norm": True,

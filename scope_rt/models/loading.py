@@ -152,6 +152,7 @@ class ModelFolder:
     def text_encoder(self) -> TextEncoder:
         """Load the text encoder, for rank0; raises what `codec` does."""
         self._check_part("text_encoder")
+        self._check_part("tokenizer")  # where it has one beside it
         return TEXT_ENCODERS.load(self.path / "text_encoder")
 
     def text_sizes(self) -> TextSizes:

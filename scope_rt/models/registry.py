@@ -1,11 +1,11 @@
 """Which loader reads a codec's or a text encoder's folder: the one registered for its class.
 
-`vae/config.json` and `text_encoder/config.json` name a class in `_class_name`. A process knows the
-embedded model's; others are registered before a session is made, on every rank, because every rank
+`vae/config.json` and `text_encoder/config.json` name a class. A process knows those of the embedded
+model and of Wan; others are registered before a session is made, on every rank, because every rank
 reads the sizes of parts that only some of them load.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,8 +13,12 @@ from typing import Any, Generic, TypeVar
 from scope_contracts.errors import UserInputError, mismatch
 from scope_rt.tensor_files.config_file import read_config
 from scope_rt.text.encoder import TextEncoder, TextSizes
+from scope_rt.text.loading import CLASS_NAME as UMT5
+from scope_rt.text.loading import load_umt5, umt5_text_sizes
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
+from scope_rt.vae.loading import CLASS_NAME as WAN_VAE
+from scope_rt.vae.loading import load_wan_codec, wan_codec_sizes
 from scope_rt.vae.tiny import TinyVideoCodec
 
 P = TypeVar("P")
@@ -74,7 +78,7 @@ class Registry(Generic[P, S]):
 
     def _loader(self, folder: Path) -> Loader[P, S]:
         path, raw = _config(folder)
-        if (name := raw.get("_class_name")) is None:
+        if (name := _class_name(raw)) is None:
             raise UserInputError(
                 f"{path} has no _class_name; add one under which a {self._part} is registered: "
                 f"{', '.join(self._loaders)}, or one of your own"
@@ -107,10 +111,22 @@ def _config(folder: Path) -> tuple[Path, dict[str, Any]]:
     return path, read_config(path, fix="point to a model folder")
 
 
+def _class_name(raw: Mapping[str, Any]) -> object:
+    """Diffusers and this package name a class; transformers lists one."""
+    match raw:
+        case {"_class_name": name}:
+            return name
+        case {"architectures": [name]}:
+            return name
+    return None
+
+
 CODECS = Registry[VideoCodec, CodecSizes]("codec", CodecSizes)
 TEXT_ENCODERS = Registry[TextEncoder, TextSizes]("text encoder", TextSizes)
 CODECS.register(TinyVideoCodec.__name__, TinyVideoCodec.from_pretrained, TinyVideoCodec.sizes)
+CODECS.register(WAN_VAE, load_wan_codec, wan_codec_sizes)
 TEXT_ENCODERS.register(WordTextEncoder.__name__, WordTextEncoder.from_pretrained)
+TEXT_ENCODERS.register(UMT5, load_umt5, umt5_text_sizes)
 
 
 def register_codec(
