@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -45,37 +46,67 @@ class MappedTensor:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.mapped.shape)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.mapped.dtype
+
     def read(self) -> Tensor:
         """The tensor, in memory of its own, in the dtype of the file, on the CPU."""
         return self.mapped.clone(memory_format=torch.contiguous_format)
 
 
-def tensors_in(path: Path) -> dict[str, MappedTensor]:
-    """The tensors of a file that holds one state dict and nothing around it.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TorchFile:
+    """What lies in a file: one state dict, or several under a key each."""
 
-    Raises:
-        UserInputError: the file cannot be read, has code in it, or holds something else.
-    """
-    state = _loaded(path)
-    if not isinstance(state, Mapping) or not state:
-        raise UserInputError(
-            f"{path} holds {shown(type(state).__name__)} without tensors, want tensors by their "
-            "names; copy the checkpoint's own file"
-        )
-    tensors = {}
-    for name, value in state.items():
+    path: Path
+    content: Mapping[object, object]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read what the file says of its tensors, and none of their bytes.
+
+        Raises:
+            UserInputError: it cannot be read, has code in it, or holds no dictionary.
+        """
+        content = _loaded(path)
+        if not isinstance(content, Mapping):
+            raise UserInputError(
+                f"{path} holds {shown(type(content).__name__)}, want tensors by their names; copy "
+                "the checkpoint's own file"
+            )
+        return cls(path=path, content=content)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Under which there are state dicts; a single "" where the file is one itself."""
+        keys = [str(key) for key, value in self.content.items() if isinstance(value, Mapping)]
+        return tuple(keys) or ("",)
+
+    def tensors(self, key: str = "") -> dict[str, MappedTensor]:
+        """The tensors of one state dict, by their names.
+
+        Raises:
+            UserInputError: it is not there or is empty, or a value in it is not a tensor.
+        """
+        state: object = self.content.get(key) if key else self.content
+        if not isinstance(state, Mapping) or not state:
+            there = ", ".join(map(repr, self.keys))
+            what = f"tensors under {key!r} (state dicts: {there})" if key else "tensors"
+            raise UserInputError(f"{self.path} has no {what}; copy the checkpoint's own file")
+        return {str(name): self._tensor(str(name), value) for name, value in state.items()}
+
+    def _tensor(self, name: str, value: object) -> MappedTensor:
         if not (isinstance(value, Tensor) and value.layout is torch.strided):
             kind = type(value).__name__
         elif not value.is_floating_point():
             kind = str(value.dtype)
         else:
-            tensors[str(name)] = MappedTensor(path=path, name=str(name), mapped=value)
-            continue
+            return MappedTensor(path=self.path, name=name, mapped=value)
         raise UserInputError(
-            f"{path}: {shown(name)} is {kind}, want a tensor of floating-point numbers; copy the "
-            "checkpoint's own file"
+            f"{self.path}: {shown(name)} is {kind}, want a tensor of floating-point numbers; copy "
+            "the checkpoint's own file"
         )
-    return tensors
 
 
 def _loaded(path: Path) -> object:

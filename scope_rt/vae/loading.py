@@ -12,7 +12,7 @@ from scope_contracts.errors import UserInputError, mismatch
 from scope_rt.optional_packages import need
 from scope_rt.tensor_files.fitting import TensorInFile, fill
 from scope_rt.tensor_files.folder import tensors_of_folder
-from scope_rt.tensor_files.torch_file import tensors_in
+from scope_rt.tensor_files.torch_file import TorchFile
 from scope_rt.vae.codec import CodecSizes
 from scope_rt.vae.wan import WanVideoCodec
 from scope_rt.vae.wan_config import WanVaeConfig
@@ -64,7 +64,7 @@ def _read_folder(folder: Path) -> tuple[WanVaeConfig, Mapping[str, TensorInFile]
 
 
 def _read_original(path: Path) -> tuple[WanVaeConfig, Mapping[str, TensorInFile]]:
-    stored = tensors_in(path)
+    stored = TorchFile.open(path).tensors()
     # No file of the original states them; diffusers holds them as defaults.
     defaults = inspect.signature(_autoencoder_class().__init__).parameters
     config = WanVaeConfig.of_original(

@@ -1,4 +1,4 @@
-"""On a device of their own, Wan's VAE and text encoder keep their rules and give what a CPU gives."""
+"""Wan's VAE and text encoder on a device of their own keep their rules and a CPU's numbers."""
 
 import pytest
 import torch

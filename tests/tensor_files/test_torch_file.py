@@ -10,9 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from scope_contracts.errors import UserInputError
-from scope_rt.tensor_files.torch_file import tensors_in
+from scope_rt.tensor_files.torch_file import MappedTensor, TorchFile
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3).t(), "b": torch.ones(2, dtype=torch.bfloat16)}
+
+
+def tensors_in(path: Path) -> dict[str, MappedTensor]:
+    """Of a file that is one state dict."""
+    return TorchFile.open(path).tensors()
 
 
 class LeavesATrace:
@@ -69,8 +74,8 @@ def test_code_is_never_run(tmp_path: Path, save: str, is_inside: bool) -> None:
         (WEIGHTS | {"c": torch.ones(1, dtype=torch.int32)}, "'c' is torch.int32, want a tensor"),
         (WEIGHTS | {"c": torch.eye(2).to_sparse()}, "file.pth: 'c' is Tensor, want a tensor of"),
         ({"generator": WEIGHTS}, "file.pth: 'generator' is dict, want a tensor"),
-        ({}, "file.pth holds 'dict' without tensors, want tensors by their names; copy"),
-        ([torch.ones(1)], "file.pth holds 'list' without tensors"),
+        ({}, "file.pth has no tensors; copy the checkpoint's own file"),
+        ([torch.ones(1)], "file.pth holds 'list', want tensors by their names; copy"),
         (nn.Linear(2, 2), "file.pth .* code or objects beside its tensors, which are never run"),
     ],
 )
@@ -80,6 +85,23 @@ def test_what_holds_something_else_is_refused(
     torch.save(content, tmp_path / "file.pth")
     with pytest.raises(UserInputError, match=message):
         tensors_in(tmp_path / "file.pth")
+
+
+def test_state_dicts_under_keys_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "file.pt"
+    torch.save({"generator": WEIGHTS, "critic": {"state": {0: 1}}, "ema": {}, "step": 3}, path)
+    file = TorchFile.open(path)
+    assert file.keys == ("generator", "critic", "ema")
+    assert file.tensors("generator").keys() == WEIGHTS.keys()
+    for key, message in (
+        ("critic", "file.pt: 'state' is dict, want a tensor"),
+        ("ema", "has no tensors under 'ema' .state dicts: 'generator', 'critic', 'ema'.; copy"),
+        ("step", "has no tensors under 'step' "),
+        ("generator_ema", "has no tensors under 'generator_ema' "),
+        ("", "file.pt: 'generator' is dict, want a tensor"),
+    ):
+        with pytest.raises(UserInputError, match=message):
+            file.tensors(key)
 
 
 def half(whole: bytes) -> bytes:
