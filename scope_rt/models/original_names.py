@@ -1,11 +1,14 @@
 """Weights in the original Wan naming load as the same model under diffusers' names."""
 
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
-PREFIXES = ("model.diffusion_model.", "diffusion_model.", "generator.", "model.")
-"""Wrappers that trainers and servers put in front of every name."""
+_PREFIXES = re.compile(r"^((model|generator|diffusion_model|module|net|transformer)\.)+")
+"""Attributes of trainers and servers that the model stands in."""
+_INSIDE = re.compile(r"_(fsdp_wrapped_module|checkpoint_wrapped_module|orig_mod)\.")
+"""What sharding, checkpointing and compiling put between any two parts of a name."""
 
 RENAMES = (
     ("text_embedding.0.", "condition_embedder.text_embedder.linear_1."),
@@ -34,10 +37,19 @@ def is_original(weights: Mapping[str, object]) -> bool:
     return any(".self_attn." in name for name in weights)
 
 
+def is_wrapped(name: str) -> bool:
+    """Whether a trainer's wrappers stand inside the name."""
+    return _INSIDE.search(name) is not None
+
+
+def unwrapped(name: str) -> str:
+    """The name that a parameter has in the model itself, whatever that was wrapped in."""
+    return _PREFIXES.sub("", _INSIDE.sub("", name))
+
+
 def diffusers_name(name: str) -> str:
     """The diffusers name of one original parameter."""
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
+    name = unwrapped(name)
     for original, renamed in RENAMES:
         name = name.replace(original, renamed)
     return name

@@ -5,7 +5,7 @@ them: what `safe_open` hands out is a view of the whole mapped file, whose pages
 process's memory until the file is closed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -20,15 +20,22 @@ from torch import Tensor
 
 from scope_contracts.errors import UserInputError
 
-_DTYPES = MappingProxyType(
+DTYPES = MappingProxyType(
     {
         "F64": torch.float64,
         "F32": torch.float32,
         "F16": torch.float16,
         "BF16": torch.bfloat16,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I16": torch.int16,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
     }
 )
 """The names of the file format."""
+_FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point)
 _HEADER_LENGTH_BYTES = 8
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -117,25 +124,32 @@ class TensorReader:
         self._file.close()
 
 
-def tensors_of(path: Path) -> Iterator[StoredTensor]:
-    """The tensors of one file, in the order of their bytes: the format leaves no gap between."""
+def tensors_of(path: Path, *, wanted: Collection[str] = _FLOATS) -> Iterator[StoredTensor]:
+    """The tensors of one file, in the order of their bytes: the format leaves no gap between.
+
+    Args:
+        wanted: dtypes, as the format calls them; any other is refused.
+
+    Raises:
+        UserInputError: the file cannot be read, or has a tensor of another dtype.
+    """
     try:
         with path.open("rb") as raw, safe_open(path, "pt") as file:
             header_bytes = int.from_bytes(raw.read(_HEADER_LENGTH_BYTES), "little")
             offset = _HEADER_LENGTH_BYTES + header_bytes
             for name in file.offset_keys():
                 header = file.get_slice(name)
-                if header.get_dtype() not in _DTYPES:
+                if header.get_dtype() not in wanted:
                     raise UserInputError(
                         f"{path}: weight {name} is {header.get_dtype()}, want one of "
-                        f"{', '.join(_DTYPES)}; copy the checkpoint's own file"
+                        f"{', '.join(wanted)}; copy the checkpoint's own file"
                     )
                 tensor = StoredTensor(
                     path=path,
                     name=name,
                     offset=offset,
                     shape=tuple(header.get_shape()),
-                    dtype=_DTYPES[header.get_dtype()],
+                    dtype=DTYPES[header.get_dtype()],
                 )
                 offset += tensor.num_bytes
                 yield tensor
