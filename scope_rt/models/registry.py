@@ -18,7 +18,13 @@ from scope_rt.text.loading import load_umt5, umt5_text_sizes
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
 from scope_rt.vae.loading import CLASS_NAME as WAN_VAE
-from scope_rt.vae.loading import load_wan_codec, wan_codec_sizes
+from scope_rt.vae.loading import SMALL_CLASS_NAME as TAEHV
+from scope_rt.vae.loading import (
+    load_small_codec,
+    load_wan_codec,
+    small_codec_sizes,
+    wan_codec_sizes,
+)
 from scope_rt.vae.tiny import TinyVideoCodec
 
 P = TypeVar("P")
@@ -125,6 +131,7 @@ CODECS = Registry[VideoCodec, CodecSizes]("codec", CodecSizes)
 TEXT_ENCODERS = Registry[TextEncoder, TextSizes]("text encoder", TextSizes)
 CODECS.register(TinyVideoCodec.__name__, TinyVideoCodec.from_pretrained, TinyVideoCodec.sizes)
 CODECS.register(WAN_VAE, load_wan_codec, wan_codec_sizes)
+CODECS.register(TAEHV, load_small_codec, small_codec_sizes)
 TEXT_ENCODERS.register(WordTextEncoder.__name__, WordTextEncoder.from_pretrained)
 TEXT_ENCODERS.register(UMT5, load_umt5, umt5_text_sizes)
 

@@ -11,9 +11,9 @@ import torch
 from scope_contracts.errors import UserInputError
 from scope_rt.tensor_files.config_file import read_config
 from scope_rt.tensor_files.safetensors_file import DTYPES, tensors_of
+from scope_rt.tensor_files.state_dict import SAFETENSORS, TORCH
 from scope_rt.tensor_files.torch_file import TorchFile
 
-_SAFETENSORS, _TORCH = ".safetensors", (".pt", ".pth", ".ckpt", ".bin")
 _CONFIGS = ("config.json", "model_index.json")
 _DEPTH = 6
 
@@ -109,9 +109,9 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 
 def _state_dicts(path: Path) -> Mapping[str, Callable[[], Iterable[_Stored]]]:
     """What reads the headers of each state dict of a file, by its key."""
-    if path.suffix == _SAFETENSORS:
+    if path.suffix == SAFETENSORS:
         return {"": partial(tensors_of, path, wanted=DTYPES)}
-    if path.suffix not in _TORCH:
+    if path.suffix not in TORCH:
         return {}
     file = TorchFile.open(path)
     return {key: partial(_tensors, file, key) for key in file.keys}

@@ -12,8 +12,7 @@ from scope_rt.optional_packages import need
 from scope_rt.tensor_files.config_file import read_config
 from scope_rt.tensor_files.fitting import TensorInFile, fill
 from scope_rt.tensor_files.folder import tensors_of_folder
-from scope_rt.tensor_files.safetensors_file import tensors_of
-from scope_rt.tensor_files.torch_file import TorchFile
+from scope_rt.tensor_files.state_dict import state_dict_of
 from scope_rt.text.encoder import TextSizes
 from scope_rt.text.prompt_ids import TEXT_LEN, PromptIds
 from scope_rt.text.umt5 import Umt5TextEncoder
@@ -86,9 +85,7 @@ def load_umt5(
 def _tensors(path: Path) -> Mapping[str, TensorInFile]:
     if path.is_dir():
         return tensors_of_folder(path, _STEM)
-    if path.suffix == ".safetensors":
-        return {tensor.name: tensor for tensor in tensors_of(path)}
-    return TorchFile.open(path).tensors()
+    return state_dict_of(path)
 
 
 def _tokenizer_beside(path: Path) -> Path:

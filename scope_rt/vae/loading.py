@@ -1,4 +1,5 @@
-"""Wan's VAE from the files that people have: diffusers' folder, or the original Wan2.1_VAE.pth."""
+"""Codecs from the files that people have: Wan's VAE as diffusers' folder or as the original
+Wan2.1_VAE.pth, and TAEHV's file for the same latents."""
 
 import inspect
 from collections.abc import Mapping
@@ -12,13 +13,15 @@ from scope_contracts.errors import UserInputError, mismatch
 from scope_rt.optional_packages import need
 from scope_rt.tensor_files.fitting import TensorInFile, fill
 from scope_rt.tensor_files.folder import tensors_of_folder
-from scope_rt.tensor_files.torch_file import TorchFile
+from scope_rt.tensor_files.state_dict import SAFETENSORS, TORCH, state_dict_of
 from scope_rt.vae.codec import CodecSizes
+from scope_rt.vae.small import SmallVideoCodec
+from scope_rt.vae.small_layers import layers_of
 from scope_rt.vae.wan import WanVideoCodec
 from scope_rt.vae.wan_config import WanVaeConfig
 from scope_rt.vae.wan_names import diffusers_name
 
-CLASS_NAME = "AutoencoderKLWan"
+CLASS_NAME, SMALL_CLASS_NAME = "AutoencoderKLWan", "TAEHV"
 _STEM = "diffusion_pytorch_model"
 _CPU = torch.device("cpu")
 
@@ -47,6 +50,34 @@ def load_wan_codec(
     return WanVideoCodec(vae, config)
 
 
+def small_codec_sizes(folder: Path) -> CodecSizes:
+    """Sizes of TAEHV, whatever the folder."""
+    return SmallVideoCodec.sizes
+
+
+def load_small_codec(
+    path: Path, *, device: torch.device = _CPU, dtype: torch.dtype = torch.float32
+) -> SmallVideoCodec:
+    """Load TAEHV's file for Wan 2.1 (`taew2_1`, .pth or .safetensors), or the folder where it is
+    the only one, to compute on `device` in `dtype`.
+
+    Raises:
+        UserInputError: the file cannot be used; names the tensor.
+    """
+    if path.is_dir():
+        files = [each for each in sorted(path.iterdir()) if each.suffix in (SAFETENSORS, *TORCH)]
+        if len(files) != 1:
+            names = ", ".join(each.name for each in files) or "none"
+            want = "taew2_1.pth or taew2_1.safetensors alone"
+            raise UserInputError(mismatch(f"{path}: files of weights", got=names, want=want))
+        (path,) = files
+    tensors = state_dict_of(path)
+    with torch.device("meta"):
+        model = layers_of(path, tensors)
+    fill(model, tensors, where=f"{path}: the weights are not TAEHV's", device=device, dtype=dtype)
+    return SmallVideoCodec(model)
+
+
 def _read_folder(folder: Path) -> tuple[WanVaeConfig, Mapping[str, TensorInFile]]:
     config = WanVaeConfig.read(folder / "config.json")
     tensors = tensors_of_folder(folder, _STEM)
@@ -64,7 +95,7 @@ def _read_folder(folder: Path) -> tuple[WanVaeConfig, Mapping[str, TensorInFile]
 
 
 def _read_original(path: Path) -> tuple[WanVaeConfig, Mapping[str, TensorInFile]]:
-    stored = TorchFile.open(path).tensors()
+    stored = state_dict_of(path)
     # No file of the original states them; diffusers holds them as defaults.
     defaults = inspect.signature(_autoencoder_class().__init__).parameters
     config = WanVaeConfig.of_original(

@@ -12,8 +12,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from scope_contracts.errors import UserInputError
 from scope_rt.vae.codec import CodecSizes
+from scope_rt.vae.picture_groups import PictureGroups
 from scope_rt.vae.pictures import to_bytes, to_video
 from scope_rt.vae.wan_config import WanVaeConfig
 
@@ -131,8 +131,7 @@ class WanStreamingEncoder:
     Pictures of a group that is not complete yet wait for the rest of it.
     """
 
-    _group_frames: int
-    _waiting_BTHWC: Tensor | None
+    _groups: PictureGroups
     _carried: list[Any]
 
     def __init__(self, codec: WanVideoCodec) -> None:
@@ -147,27 +146,15 @@ class WanStreamingEncoder:
         Raises:
             UserInputError: height or width is no multiple of the spatial stride.
         """
-        stride = self._codec.spatial_stride
         batch, _, height, width, _ = frames_BTHWC.shape
-        if height % stride or width % stride:
-            raise UserInputError(
-                f"pictures: got {height}x{width}, want multiples of {stride}; pad or crop the input"
-            )
-        if self._waiting_BTHWC is not None:
-            frames_BTHWC = torch.cat([self._waiting_BTHWC, frames_BTHWC], 1)
-        shape = (batch, 0, self._codec.latent_channels, height // stride, width // stride)
-        latents = [torch.empty(shape)]
-        while frames_BTHWC.shape[1] >= self._group_frames:
-            group_BTHWC = frames_BTHWC[:, : self._group_frames]
-            frames_BTHWC = frames_BTHWC[:, self._group_frames :]
+        rows, columns = height // self._codec.spatial_stride, width // self._codec.spatial_stride
+        latents = [torch.empty(batch, 0, self._codec.latent_channels, rows, columns)]
+        for group_BTHWC in self._groups.completed_by(frames_BTHWC):
             video_BTCHW = rearrange(to_video(group_BTHWC), "b t h w c -> b t c h w")
             latents.append(self._codec.encode_group(video_BTCHW, self._carried)[:, None])
-            self._group_frames = self._codec.temporal_stride
-        self._waiting_BTHWC = frames_BTHWC.clone()
         return torch.cat(latents, 1)
 
     def reset(self) -> None:
         """Forget the past, and pictures that wait: the next one is the first of an epoch."""
-        self._group_frames = self._codec.first_latent_frames
-        self._waiting_BTHWC = None
+        self._groups = PictureGroups(self._codec)
         self._carried = self._codec.nothing_carried(self._codec.vae.encoder)
