@@ -1,6 +1,7 @@
 """A file of torch.save gives tensors and nothing else: code in it is never run.
 
-The tensors are mapped, so that only the bytes of those that are asked for are read.
+The tensors are mapped, so that only the bytes of those that are asked for are read. A file of the
+old format, and one that was compressed since, are read whole.
 """
 
 import pickle
@@ -10,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
 
 from scope_contracts.errors import UserInputError, shown
 
-_ZIP = b"PK\x03\x04"
 _UNREADABLE = (
     pickle.UnpicklingError,
     AssertionError,
@@ -111,11 +112,10 @@ class TorchFile:
 
 def _loaded(path: Path) -> object:
     try:
-        with path.open("rb") as file:
-            is_zip = file.read(len(_ZIP)) == _ZIP  # only these can be mapped
+        is_plain = _is_plain(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about what is refused in our own words, or is no harm
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_plain)
     except pickle.UnpicklingError as error:
         raise UserInputError(
             f"{path} is cut off, or holds code or objects beside its tensors, which are never run; "
@@ -124,3 +124,12 @@ def _loaded(path: Path) -> object:
     except _UNREADABLE as error:
         what = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
         raise UserInputError(f"cannot read {path}: {what[:200]}; copy the file again") from error
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether the bytes of its tensors lie in it as they are: of others, a map shows garbage."""
+    try:
+        with ZipFile(path) as records:
+            return all(each.compress_type == ZIP_STORED for each in records.infolist())
+    except BadZipFile:
+        return False

@@ -4,6 +4,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 import torch
@@ -48,6 +49,18 @@ def test_tensors_are_those_that_were_saved_in_memory_of_their_own(
         assert read.dtype is want.dtype
         read.zero_()
         assert torch.equal(tensors[name].read(), want)
+
+
+def test_a_file_that_was_compressed_since_has_the_same_tensors(tmp_path: Path) -> None:
+    """A map of it would show bytes of compressed data, without a word."""
+    saved, path = tmp_path / "saved.pth", tmp_path / "file.pth"
+    weights = {"a": torch.arange(4000.0), "b": torch.randn(20_000)}
+    torch.save(weights, saved)
+    with ZipFile(saved) as records, ZipFile(path, "w", ZIP_DEFLATED) as compressed:
+        for each in records.infolist():
+            compressed.writestr(each.filename, records.read(each))
+    tensors = tensors_in(path)
+    assert all(torch.equal(tensors[name].read(), weight) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize("save", ["zip", "legacy", "plain pickle"])
