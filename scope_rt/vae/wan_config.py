@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from math import isfinite
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -56,11 +57,8 @@ class WanVaeConfig:
         """
         convolution, block = _CACHED_FRAMES, 2 * _CACHED_FRAMES
         back = convolution
-        for is_doubled in (
-            False,
-            *self.temperal_downsample,
-        ):  # the decoder's stages, last one first
-            if is_doubled:
+        for doubles in (False, *self.temperal_downsample):  # what each stage ends with, last first
+            if doubles:
                 back = -(-back // 2) + convolution  # the one that doubles sees the frames before it
             back += (self.num_res_blocks + 1) * block
         middle = 2 * block
@@ -83,6 +81,11 @@ class WanVaeConfig:
             name = f"{path}: decoder_base_dim"
             raise UserInputError(mismatch(name, got=got, want=base_dim, fix=_FIX))
         dim_mult = entries.several("dim_mult", int)
+        latents_mean = entries.several("latents_mean", float, num=z_dim, because="z_dim")
+        latents_std = entries.several("latents_std", float, num=z_dim, because="z_dim")
+        if min(latents_std) <= 0:
+            name, want = f"{path}: latents_std", "numbers above 0"
+            raise UserInputError(mismatch(name, got=latents_std, want=want, fix=_FIX))
         return cls(
             base_dim=base_dim,
             z_dim=z_dim,
@@ -91,8 +94,8 @@ class WanVaeConfig:
             temperal_downsample=entries.several(
                 "temperal_downsample", bool, num=len(dim_mult) - 1, because="one less than dim_mult"
             ),
-            latents_mean=entries.several("latents_mean", float, num=z_dim, because="z_dim"),
-            latents_std=entries.several("latents_std", float, num=z_dim, because="z_dim"),
+            latents_mean=latents_mean,
+            latents_std=latents_std,
         )
 
     @classmethod
@@ -169,4 +172,6 @@ class _Entries:
         if num is not None and len(got) != num:
             want = f"{num} entries, which is {because}"
             raise UserInputError(mismatch(what, got=len(got), want=want, fix=_FIX))
+        if not all(map(isfinite, got)):
+            raise UserInputError(mismatch(what, got=got, want="finite numbers", fix=_FIX))
         return tuple(map(kind, got))

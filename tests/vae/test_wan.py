@@ -1,6 +1,7 @@
 """Wan's VAE gives in a stream what diffusers' class gives of the whole, bit for bit."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,8 @@ def drop_weight(folder: Path, name: str) -> None:
         ),
         ({"latents_mean": [0.5] * 15}, "config.json: latents_mean: got 15, want 16 entries"),
         ({"latents_std": ["1"] * 16}, "config.json: latents_std: .* want a list of float"),
+        ({"latents_std": [1.0] * 15 + [0]}, "config.json: latents_std: .* want numbers above 0"),
+        ({"latents_mean": [math.nan] * 16}, "config.json: latents_mean: .* want finite numbers"),
         ({"base_dim": 8}, r"config.json: base_dim: got 8, want \[4\], the width of encoder.conv"),
         ({"num_res_blocks": 3}, "are not Wan's VAE: .* missing, 'encoder.*' first"),
         ({"is_residual": True}, "config.json: is_residual: got True, want False"),
