@@ -22,8 +22,8 @@ from tests.tiny_folder import tiny_folder
 
 
 @torch.inference_mode()
-def nudge_in_place(arrived: Arrived) -> None:
-    arrived.latents.add_(1e-3)
+def nudge_in_place(chunk: Arrived | Chunk) -> None:
+    chunk.latents.add_(1e-3)
 
 
 HANDED_OUT: dict[str, tuple[FaultPoint, Callable[[Any], Any], str]] = {
@@ -40,6 +40,11 @@ HANDED_OUT: dict[str, tuple[FaultPoint, Callable[[Any], Any], str]] = {
     "latents that are handed out": (
         FaultPoint.EMIT,
         lambda chunk: replace(chunk, latents=chunk.latents + 1e-3),
+        f"chunk {AT}: rank 0: hands out latents_sha256",
+    ),
+    "the chunk's own latents in place": (
+        FaultPoint.EMIT,
+        nudge_in_place,
         f"chunk {AT}: rank 0: hands out latents_sha256",
     ),
     "frames that are handed out": (

@@ -6,7 +6,8 @@ import pytest
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_file import pack
-from scope_contracts.log_records import Begun, Closed, Published, Scheduled
+from scope_contracts.log_records import Begun, Closed, Published, Retracted, Scheduled
+from scope_contracts.retraction import Retraction
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import read_history, read_progress, video_records
 from tests.stream_logs import durable, finished, opened, planned, segment, story, write
@@ -47,6 +48,19 @@ def test_what_is_whole_of_the_video_is_told_while_the_log_is_written(tmp_path: P
     told = list(video_records(path, progress))
     assert told == [segment(), durable(0), segment(1), durable(1, segment=1)]
     assert list(video_records(path, StreamProgress())) == []
+
+
+def test_a_snapshot_from_before_a_retraction_still_has_what_that_names(tmp_path: Path) -> None:
+    """Also one from right before it: a kill came between the record and the next snapshot."""
+    begun = [(opened(), b""), (Begun(at_s=0.0, prompt="a"), b"")]
+    made = [*begun, *[record for i in range(3) for record in ((planned(i), b""), finished(i))]]
+    offset = write(tmp_path / "before", made).stat().st_size
+    found = Retraction(first_chunk=1, last_chunk=2, first_epoch=0, last_epoch=0, reason="")
+    retracted = Retracted(at_s=0.0, retraction=found)
+    progress = read_progress(write(tmp_path / "a.scope", [*made, (retracted, b"")]))
+    assert progress.first_suspect(next_chunk=3, log_offset=offset) == 1
+    assert progress.first_suspect(next_chunk=3, log_offset=offset + 1) is None
+    assert progress.first_suspect(next_chunk=1, log_offset=offset) is None
 
 
 def test_another_stream_call_has_its_own_schedule(tmp_path: Path) -> None:
