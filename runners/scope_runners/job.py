@@ -196,8 +196,8 @@ def check_outputs(job: StreamJob) -> None:
         raise UserInputError(
             f"--trace {files.trace} is where the summary of --out goes; choose another name"
         )
-    check_no_shared_names(files)
     check_recordable(files.video, width=setup.width, height=setup.height, fps=setup.recipe.fps)
+    check_no_shared_names(files)
     claim(files.contact_sheet, suffixes=(".png",)).unlink()
     for path in (files.summary, files.trace):
         if path is not None:

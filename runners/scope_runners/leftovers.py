@@ -38,8 +38,8 @@ def check_nothing_is_lost(
         concludes = resumes and header is not None and num_chunks >= job.timeline.num_chunks
         if (resumes or job.request.resume) and not concludes:
             raise UserInputError(
-                f"--resume: {files.video} is finished; choose another --out, or leave --resume out "
-                "to make it anew"
+                f"--resume: {files.video} is finished, as after one Ctrl-C too; choose another "
+                "--out, or leave --resume out to make it anew"
             )
     elif num_chunks and header is None:
         raise UserInputError(

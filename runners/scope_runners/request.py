@@ -240,7 +240,11 @@ def _add_recovery_arguments(parser: argparse.ArgumentParser) -> None:
         "under torchrun its own --max-restarts (default 3)",
     )
     add("--fallback-tp", type=positive, metavar="TP", help="after a loss, continue with this --tp")
-    add("--resume", action="store_true", help="resume the stream that was killed at --out")
+    add(
+        "--resume",
+        action="store_true",
+        help="resume the stream that was killed at --out; give the same prompts and times again",
+    )
 
 
 class _Collect(argparse.Action):

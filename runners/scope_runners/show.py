@@ -380,5 +380,5 @@ def _report(summary: StreamSummary, *, as_json: bool, may_be_resumed: bool) -> N
         print(table(summary), flush=True)
     if summary.ending is not Ending.COMPLETE:
         kept = f"{summary.totals.video_s:.2f} s are in {summary.files['video']}"
-        more = "; add --resume to resume it" if may_be_resumed else ""
+        more = "; add --resume to resume it" if may_be_resumed else ", which is finished"
         _say(f"{summary.ending}; the first {kept}{more}")

@@ -55,6 +55,7 @@ def test_every_name_stands_once_and_fits_its_column() -> None:
         (["1", "--tp", "2"], "--tp needs a --plan"),
         (["10"], "`scripts/lab recompute_experiment` of the repository measures it"),
         (["recompute-every-2"], "`scripts/lab recompute_experiment` of the repository"),
+        (["kill-rank"], "no fault is called 'kill-rank', the nearest is kill/rank0;"),
         (["--detectors", "no-such-fault"], "no fault is called 'no-such-fault'"),
         (["--detectors", "disk-full"], "no detector is tried on disk-full"),
         (["--detectors", "--disarm", "heartbeat"], "drop --disarm"),

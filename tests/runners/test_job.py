@@ -152,6 +152,16 @@ def test_checking_the_outputs_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_format_that_is_not_written_is_refused_beside_a_video_of_that_name(
+    tmp_path: Path,
+) -> None:
+    for name in ("a.mp4", "a.json"):
+        (tmp_path / name).touch()
+    arguments = ["--prompt", "a red circle", "--out", str(tmp_path / "a.avi")]
+    with pytest.raises(UserInputError, match=r"got suffix '\.avi', want one of \.mp4, \.webm"):
+        check_outputs(prepare(parse_stream_request(arguments)))
+
+
 def test_ranks_are_launched_by_a_process_that_holds_no_codec_and_no_text_encoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

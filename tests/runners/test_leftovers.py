@@ -106,7 +106,10 @@ def test_resuming_what_is_finished_loses_no_video(
     assert "has no stream to resume; starting anew" in capsys.readouterr().err
     finished = out.read_bytes()
     assert main([*SHORT, "--out", str(out), "--resume"]) == 2
-    assert f"--resume: {out} is finished; choose another --out" in capsys.readouterr().err
+    assert (
+        f"--resume: {out} is finished, as after one Ctrl-C too; choose another"
+        in capsys.readouterr().err
+    )
     assert out.read_bytes() == finished
 
 

@@ -133,7 +133,9 @@ def test_ctrl_c_leaves_a_valid_shorter_video(
     assert num_frames(out) == 24
     assert json.loads((tmp_path / "a.json").read_text())["ending"] == "interrupted"
     printed = capsys.readouterr()
-    assert printed.err == f"scope-rt: interrupted; the first 1.50 s are in {out}\n"
+    assert (
+        printed.err == f"scope-rt: interrupted; the first 1.50 s are in {out}, which is finished\n"
+    )
     assert printed.out == ""
 
 

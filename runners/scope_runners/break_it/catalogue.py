@@ -1,6 +1,8 @@
 """Every fault has a number, every way to bring it about a name, and both find it."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import PurePosixPath
 
 from scope_contracts.errors import UserInputError
 from scope_runners.break_it.cases import (
@@ -68,7 +70,9 @@ def chosen(names: Sequence[str], *, among: Sequence[Case] = CASES) -> tuple[Case
             raise UserInputError(f"fault 10, {WHERE_MEASURED}")
         hits = [case for case in among if _is_meant(name, case)]
         if not hits:
-            raise UserInputError(f"no fault is called {name!r}; see scope-rt break-it --list")
+            raise UserInputError(
+                f"no fault is called {name!r}{_nearest(name, among)}; see scope-rt break-it --list"
+            )
         found += [case for case in hits if case not in found]
     return tuple(found)
 
@@ -81,3 +85,10 @@ def case_named(name: str) -> Case:
 
 def _is_meant(name: str, case: Case) -> bool:
     return name in (str(case.number), case.name) or case.name.startswith(f"{name}/")
+
+
+def _nearest(name: str, among: Sequence[Case]) -> str:
+    paths = (PurePosixPath(case.name) for case in among)
+    known = sorted({str(each) for path in paths for each in (path, *path.parents)})
+    near = get_close_matches(name, known, n=1)
+    return f", the nearest is {near[0]}" if near else ""
