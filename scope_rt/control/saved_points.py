@@ -31,7 +31,7 @@ class SavedResumePoints:
         kept = replace(point, later=())  # the log has it, once
         if log.failure is None:
             self.store.save(header, kept, log=log)
-        elif header.next_chunk_index <= self.newest:
-            self.store.save(replace(header, log_offset=log.offset), kept)
         if log.failure is None:
             self.newest = header.next_chunk_index
+        elif header.next_chunk_index <= self.newest:  # it may have failed in that save
+            self.store.save(replace(header, log_offset=log.offset), kept)
