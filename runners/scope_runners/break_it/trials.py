@@ -25,7 +25,6 @@ class Trial:
 
 
 TRIALS = (
-    Trial(disarmed=(Detector.ENV_PARITY,), case="plan-mismatch/arguments"),
     Trial(disarmed=(Detector.ENV_PARITY,), case="backend-mismatch"),
     Trial(disarmed=(Detector.PREFLIGHT, Detector.KEPT), case="r0a/shortened"),
     Trial(disarmed=(Detector.LIFECYCLE, Detector.PLANNED), case="cache-reset/no-epoch"),
@@ -37,13 +36,17 @@ TRIALS = (
     Trial(disarmed=(Detector.INPUT_DIGEST,), case="bit-flip/inputs"),
     Trial(disarmed=(Detector.FINGERPRINT,), case="weights/at-load"),
     Trial(disarmed=(Detector.FINGERPRINT, Detector.LINEAR_SUMS), case="weights/mid-stream"),
-    Trial(disarmed=(Detector.DERIVED,), case="text-noise/strict"),
+    Trial(
+        disarmed=(Detector.DERIVED, Detector.LINEAR_SUMS, Detector.ORACLE),
+        case="text-noise/strict",
+    ),
     Trial(disarmed=(Detector.ROWS,), case="rows-zeros/strict"),
     Trial(disarmed=(Detector.REPLICATED, Detector.NOISE), case="noise-one-rank/default"),
     Trial(
         disarmed=(
             Detector.NUMERICS,
             Detector.REPLICATED,
+            Detector.REDUCED_SUMS,
             Detector.ORACLE,
             Detector.LINEAR_SUMS,
             Detector.EDGES,

@@ -33,7 +33,7 @@ CASES = cases_of(
     _FLIP(
         name="link-latents",
         description="one bit of latents_in flips on the link",
-        layer=(Detector.INPUT_DIGEST,),
+        layer=(Detector.INPUT_DIGEST, Detector.NOISE),
         arguments={"frame": 1},
     ),
     _FLIP(
