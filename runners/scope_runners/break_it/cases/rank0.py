@@ -1,4 +1,4 @@
-"""Faults 60 to 67: what rank0 encodes, plans, keeps, decodes or hands out is wrong."""
+"""Faults 60 to 68: what rank0 is asked for, encodes, plans, keeps, decodes or hands out is wrong."""
 
 from functools import partial
 
@@ -8,8 +8,9 @@ from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
 from scope_runners.break_it.cases.recompute import RECOMPUTED_ALWAYS
 from scope_runners.break_it.detectors import Detector
+from scope_runners.break_it.job import Script, ScriptEvent
 from scope_runners.break_it.numeric import NumericFault, cases_of, rank0
-from scope_runners.break_it.scenario import IN_ORDER, PP0, Expected, refused_by
+from scope_runners.break_it.scenario import FAULT_CHUNK, IN_ORDER, PP0, Expected, refused_by
 
 
 def _refused(error: str, topology: Topology, level: IntegrityLevel) -> Expected:
@@ -110,5 +111,14 @@ CASES = cases_of(
         action="edit",
         arguments={"kv_cache_attention_bias": 0.5},
         point=FaultPoint.PLANNED,
+    ),
+    _RANK0(
+        number=68,
+        name="control-lost",
+        description="a hard cut that was asked for is lost on rank0",
+        layer=(Detector.PLANNED,),
+        action="lose_control",
+        point=FaultPoint.TAKEN,
+        script=Script(events=(ScriptEvent(chunk=FAULT_CHUNK, hard_cut=True),)),
     ),
 )
