@@ -1,4 +1,4 @@
-"""Faults 60 to 68: what rank0 is asked for, encodes, plans, keeps, decodes or hands out is wrong."""
+"""Faults 60 to 68: what rank0 takes, encodes, plans, keeps, decodes or hands out is wrong."""
 
 from functools import partial
 
