@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from scope_rt.bit_digest import MODULUS, bit_digest
-from scope_rt.tensor_files.safetensors_file import StoredTensor, TensorReader
+from scope_rt.tensor_files.stored_tensor import StoredTensor, TensorReader
 
 MANIFEST_NAME = "scope_manifest.json"
 _PIECE_BYTES = 4 << 20

@@ -9,7 +9,7 @@ from scope_rt.bit_digest import bit_digest
 from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.models.shards import shard_of
 from scope_rt.tensor_digests import TensorDigests, reader_of
-from scope_rt.tensor_files.safetensors_file import Shard
+from scope_rt.tensor_files.stored_tensor import Shard
 
 
 def shard_digest(part: Tensor, shard: Shard) -> int:

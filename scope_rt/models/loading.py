@@ -33,7 +33,7 @@ from scope_rt.models.registry import CODECS, TEXT_ENCODERS
 from scope_rt.models.shards import check_degree, shard_of, shards_of
 from scope_rt.models.weight_files import WeightFiles
 from scope_rt.tensor_files.fitting import check_fit
-from scope_rt.tensor_files.safetensors_file import TensorReader
+from scope_rt.tensor_files.stored_tensor import TensorReader
 from scope_rt.tensors import NAMES
 from scope_rt.text.encoder import TextEncoder, TextSizes
 from scope_rt.vae.codec import CodecSizes, VideoCodec

@@ -7,7 +7,7 @@ from torch import Tensor
 from scope_contracts.errors import UserInputError
 from scope_rt.collectives import Collectives
 from scope_rt.models.config import CausalWanConfig
-from scope_rt.tensor_files.safetensors_file import WHOLE, Shard
+from scope_rt.tensor_files.stored_tensor import WHOLE, Shard
 
 SHARD_AXIS = {
     "to_q.weight": 0,

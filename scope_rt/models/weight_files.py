@@ -9,7 +9,8 @@ from typing import Self
 
 from scope_contracts.errors import UserInputError
 from scope_rt.models.original_names import to_diffusers
-from scope_rt.tensor_files.safetensors_file import StoredTensor, tensors_of
+from scope_rt.tensor_files.safetensors_file import tensors_of
+from scope_rt.tensor_files.stored_tensor import StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scope_contracts.errors import UserInputError
+from scope_rt.tensor_files.stored_tensor import WHOLE, Shard
 
 
 class TensorInFile(Protocol):
@@ -22,8 +23,12 @@ class TensorInFile(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
-    def read(self) -> Tensor:
-        """In memory of its own, in the dtype of the file, on the CPU."""
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def read(self, shard: Shard = WHOLE) -> Tensor:
+        """The part that `shard` names, in memory of its own, in the dtype of the file, on the
+        CPU."""
         ...
 
 

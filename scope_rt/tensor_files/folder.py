@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError, mismatch, shown
-from scope_rt.tensor_files.safetensors_file import StoredTensor, tensors_of
+from scope_rt.tensor_files.safetensors_file import tensors_of
+from scope_rt.tensor_files.stored_tensor import StoredTensor
 
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"

@@ -1,7 +1,7 @@
 """A file of torch.save gives tensors and nothing else: code in it is never run.
 
-The tensors are mapped, so that only the bytes of those that are asked for are read. A file of the
-old format, and one that was compressed since, are read whole.
+Where each tensor's bytes lie is read first; they are read when a tensor, or a slice of it, is asked
+for. A file of the old format, and one that was compressed since, are read whole.
 """
 
 import pickle
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import UserInputError, shown
+from scope_rt.tensor_files.stored_tensor import WHOLE, Shard, StoredTensor
 
 _UNREADABLE = (
     pickle.UnpicklingError,
@@ -36,24 +37,24 @@ _UNREADABLE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MappedTensor:
-    """A tensor of a file, under its name there; its bytes are read when they are used."""
+class HeldTensor:
+    """A tensor of a file that had to be read whole, under its name there."""
 
     path: Path
     name: str
-    mapped: Tensor
+    held: Tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.mapped.shape)
+        return tuple(self.held.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.mapped.dtype
+        return self.held.dtype
 
-    def read(self) -> Tensor:
-        """The tensor, in memory of its own, in the dtype of the file, on the CPU."""
-        return self.mapped.clone(memory_format=torch.contiguous_format)
+    def read(self, shard: Shard = WHOLE) -> Tensor:
+        """As `StoredTensor.read`; nothing is read any more."""
+        return shard.of(self.held).clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,7 +85,7 @@ class TorchFile:
         keys = [str(key) for key, value in self.content.items() if isinstance(value, Mapping)]
         return tuple(keys) or ("",)
 
-    def tensors(self, key: str = "") -> dict[str, MappedTensor]:
+    def tensors(self, key: str = "") -> dict[str, StoredTensor | HeldTensor]:
         """The tensors of one state dict, by their names.
 
         Raises:
@@ -97,25 +98,44 @@ class TorchFile:
             raise UserInputError(f"{self.path} has no {what}; copy the checkpoint's own file")
         return {str(name): self._tensor(str(name), value) for name, value in state.items()}
 
-    def _tensor(self, name: str, value: object) -> MappedTensor:
+    def _tensor(self, name: str, value: object) -> StoredTensor | HeldTensor:
         if not (isinstance(value, Tensor) and value.layout is torch.strided):
             kind = type(value).__name__
         elif not value.is_floating_point():
             kind = str(value.dtype)
+        elif value.is_meta:
+            return self._stored(name, value)
         else:
-            return MappedTensor(path=self.path, name=name, mapped=value)
+            return HeldTensor(path=self.path, name=name, held=value)
         raise UserInputError(
             f"{self.path}: {shown(name)} is {kind}, want a tensor of floating-point numbers; copy "
             "the checkpoint's own file"
         )
 
+    def _stored(self, name: str, value: Tensor) -> StoredTensor:
+        storage = value.untyped_storage()
+        at = storage._checkpoint_offset  # where torch found its bytes in the file
+        assert at is not None, "torch says it of every storage that it does not read"
+        if at + storage.nbytes() > self.path.stat().st_size:
+            raise UserInputError(f"{self.path}: {shown(name)} is cut off; copy the file again")
+        return StoredTensor(
+            path=self.path,
+            name=name,
+            offset=at + int(value.storage_offset()) * value.dtype.itemsize,
+            shape=tuple(value.shape),
+            dtype=value.dtype,
+            stride=None if value.is_contiguous() else value.stride(),
+        )
+
 
 def _loaded(path: Path) -> object:
+    """Its tensors are on the meta device, and know where their bytes lie, but for those of a file
+    in which they do not lie as they are."""
     try:
-        is_plain = _is_plain(path)
+        device = "meta" if _is_plain(path) else "cpu"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about what is refused in our own words, or is no harm
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_plain)
+            return torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserInputError(
             f"{path} is cut off, or holds code or objects beside its tensors, which are never run; "
@@ -127,7 +147,7 @@ def _loaded(path: Path) -> object:
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether the bytes of its tensors lie in it as they are: of others, a map shows garbage."""
+    """Whether the bytes of its tensors lie in it as they are."""
     try:
         with ZipFile(path) as records:
             return all(each.compress_type == ZIP_STORED for each in records.infolist())

@@ -21,7 +21,7 @@ from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder
 from scope_rt.models.shards import is_sharded
-from scope_rt.tensor_files.safetensors_file import TensorReader
+from scope_rt.tensor_files.stored_tensor import TensorReader
 from tests.tiny_folder import write_tiny_folder
 
 WEIGHTS = f"transformer/{WEIGHTS_NAME}"

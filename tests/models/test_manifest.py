@@ -18,7 +18,8 @@ from scope_rt.models.fingerprint import shard_digest
 from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder, embedded_folder
 from scope_rt.models.manifest import Manifest
 from scope_rt.models.shards import is_sharded
-from scope_rt.tensor_files.safetensors_file import Shard, TensorReader, tensors_of
+from scope_rt.tensor_files.safetensors_file import tensors_of
+from scope_rt.tensor_files.stored_tensor import Shard, TensorReader
 from scope_runners.main import main
 from tests.models.test_folder_contents import cache, folder, settle
 from tests.models.test_weight_files import CPU, Group, rename_to_original, split_file

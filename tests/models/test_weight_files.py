@@ -19,7 +19,7 @@ from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder, build_transformer
 from scope_rt.models.original_names import RENAMES
 from scope_rt.models.shards import is_sharded
 from scope_rt.models.weight_files import WeightFiles
-from scope_rt.tensor_files.safetensors_file import TensorReader
+from scope_rt.tensor_files.stored_tensor import TensorReader
 from tests.sparse_checkpoint import write_sparse_transformer
 from tests.tiny_folder import CONFIG, write_tiny_folder
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from scope_contracts.errors import UserInputError
 from scope_rt.tensor_files.fitting import TensorInFile, fill
+from scope_rt.tensor_files.stored_tensor import WHOLE, Shard
 
 CPU = torch.device("cpu")
 
@@ -23,8 +24,12 @@ class InMemory:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
-    def read(self) -> Tensor:
-        return self.tensor
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def read(self, shard: Shard = WHOLE) -> Tensor:
+        return shard.of(self.tensor)
 
 
 def of_linear(**changes: Tensor | None) -> dict[str, TensorInFile]:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from scope_contracts.errors import UserInputError
-from scope_rt.tensor_files.torch_file import MappedTensor, TorchFile
+from scope_rt.tensor_files.stored_tensor import Shard, StoredTensor, TensorReader
+from scope_rt.tensor_files.torch_file import HeldTensor, TorchFile
 
 WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3).t(), "b": torch.ones(2, dtype=torch.bfloat16)}
 
 
-def tensors_in(path: Path) -> dict[str, MappedTensor]:
+def tensors_in(path: Path) -> dict[str, StoredTensor | HeldTensor]:
     """Of a file that is one state dict."""
     return TorchFile.open(path).tensors()
 
@@ -165,3 +166,40 @@ def test_only_what_is_used_is_read(tmp_path: Path) -> None:
         file.write(torch.full((1000,), 3.0).numpy().tobytes())
     later: Tensor = tensors["a"].read()
     assert later.unique().tolist() == [3.0]
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_slice_is_that_part_of_the_whole(tmp_path: Path, is_zip: bool, axis: int) -> None:
+    path, whole = tmp_path / "file.pt", torch.randn(4, 6)
+    weights = {"plain": whole, "transposed": whole.t().contiguous().t(), "inside": whole[1:3]}
+    torch.save({"generator": weights}, path, _use_new_zipfile_serialization=is_zip)
+    for name, tensor in TorchFile.open(path).tensors("generator").items():
+        parts = [tensor.read(Shard(axis=axis, index=index, num_parts=2)) for index in range(2)]
+        assert torch.equal(torch.cat(parts, axis), weights[name]), name
+        assert all(part.is_contiguous() for part in parts), name
+
+
+def test_a_slice_costs_its_own_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "file.pt", list[int]()
+    torch.save({"a": torch.ones(8, 6), "b": torch.ones(1000)}, path)
+    fill = TensorReader.fill
+
+    def counted(self: TensorReader, target: memoryview, offset: int) -> None:
+        read.append(len(target))
+        fill(self, target, offset)
+
+    monkeypatch.setattr(TensorReader, "fill", counted)
+    for axis in range(2):
+        read.clear()
+        tensors_in(path)["a"].read(Shard(axis=axis, index=1, num_parts=2))
+        assert sum(read) == 8 * 6 * 4 // 2
+
+
+def test_a_tensor_beyond_the_end_of_its_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "file.pt"
+    torch.save({"a": torch.ones(1000)}, path)
+    file = TorchFile.open(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(UserInputError, match=r"file\.pt: 'a' is cut off; copy the file again"):
+        file.tensors()
