@@ -1,8 +1,8 @@
 """What a numeric test claims holds with the kernels of older processors too.
 
 Modules marked `numeric` run again in a process of their own for every set of kernels that this
-processor can run besides its best one, with which the rest of the suite runs: with the oldest ones
-in the suite, with the others in the laboratory.
+processor can run besides its best one, with which the rest of the suite runs: those of streams with
+the oldest ones in the suite, with the others, and those of language models, in the laboratory.
 """
 
 import os
@@ -66,27 +66,42 @@ OLDER = [
 ]
 
 
-def numeric_modules() -> list[str]:
+def numeric_modules(*, of_streams: bool) -> list[str]:
     """Found by their mark: collecting the whole suite would import all of it."""
     here = ROOT / "tests"
     return [
         str(path)
         for path in sorted(here.rglob("test_*.py"))
-        if "pytest.mark.numeric" in path.read_text() and path != Path(__file__)
+        if "pytest.mark.numeric" in path.read_text()
+        and path != Path(__file__)
+        and of_streams != path.is_relative_to(here / "lm")
     ]
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "kernels",
-    [OLDER[0], pytest.param(OLDER[1], marks=pytest.mark.lab)],
-    ids=lambda kernels: kernels.aten,
+    ("kernels", "of_streams"),
+    [
+        pytest.param(OLDER[0], True, id="DEFAULT-streams"),
+        pytest.param(OLDER[0], False, id="DEFAULT-lm", marks=pytest.mark.lab),
+        pytest.param(OLDER[1], True, id="AVX2-streams", marks=pytest.mark.lab),
+        pytest.param(OLDER[1], False, id="AVX2-lm", marks=pytest.mark.lab),
+    ],
 )
-def test_numeric_tests_hold_with_the_kernels_of_older_processors(kernels: Kernels) -> None:
+def test_numeric_tests_hold_with_the_kernels_of_older_processors(
+    kernels: Kernels, of_streams: bool
+) -> None:
     if torch.backends.cpu.get_cpu_capability() == kernels.aten:
         pytest.skip(f"the suite itself runs with {kernels.aten} kernels here")
     ran = subprocess.run(
-        [sys.executable, "-c", CHILD, kernels.aten, *OPTIONS, *numeric_modules()],
+        [
+            sys.executable,
+            "-c",
+            CHILD,
+            kernels.aten,
+            *OPTIONS,
+            *numeric_modules(of_streams=of_streams),
+        ],
         cwd=ROOT,
         env=kernels.environment,
         capture_output=True,
