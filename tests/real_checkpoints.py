@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ FASTVIDEO = CHECKPOINTS / "fastvideo-diffusers"
 ORIGINAL_VAE = SELF_FORCING / "wan_models/Wan2.1-T2V-1.3B/Wan2.1_VAE.pth"
 ORIGINAL_TEXT = ORIGINAL_VAE.with_name("models_t5_umt5-xxl-enc-bf16.pth")
 ORIGINAL_TOKENIZER = ORIGINAL_VAE.parent / "google/umt5-xxl/tokenizer.json"
+
+_MISSING = [
+    name for name in ("diffusers", "ftfy", "tokenizers", "transformers") if not find_spec(name)
+]
+NEEDS_WAN = pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {', '.join(_MISSING)}")
+"""Marks what loads Wan's parts. To import what they need takes seconds of every worker of tests,
+and most of them run none of this: tests import it themselves."""
 
 
 @dataclass(frozen=True, slots=True)

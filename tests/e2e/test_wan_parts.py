@@ -14,11 +14,10 @@ from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.session import StreamSession
-from tests.real_checkpoints import FASTVIDEO
+from tests.real_checkpoints import FASTVIDEO, NEEDS_WAN
 from tests.tiny_folder import KREA_RECIPE, RECIPE, write_tiny_folder
 
-for needed in ("diffusers", "ftfy", "tokenizers", "transformers"):
-    pytest.importorskip(needed)
+pytestmark = NEEDS_WAN
 
 FIRST, SECOND = "A small red fox &amp; the snow.", "The fox runs away."
 NUM_CHUNKS, LOST_AFTER = 17, 15

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from tests.real_checkpoints import FASTVIDEO
+from scope_rt.text.loading import load_umt5
+from scope_rt.vae.loading import load_wan_codec
+from tests.real_checkpoints import FASTVIDEO, NEEDS_WAN
 
-for needed in ("diffusers", "ftfy", "tokenizers", "transformers"):
-    pytest.importorskip(needed)
-
-from scope_rt.text.loading import load_umt5  # noqa: E402
-from scope_rt.vae.loading import load_wan_codec  # noqa: E402
+pytestmark = NEEDS_WAN
 
 ROUNDING = 1e-2
 """Of pixels in [-1, 1] and of embeddings. No GPU has run this: to be tightened by the first one."""

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import WanTransformer3DModel
 from torch import Tensor
 
 from scope_rt.collectives import SoloCollectives
@@ -27,6 +26,8 @@ def bidirectional(layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) ->
 
 
 def test_forward_equals_diffusers_on_random_weights(tmp_path: Path) -> None:
+    from diffusers import WanTransformer3DModel  # seconds, for this test alone
+
     torch.manual_seed(0)
     sizes = {k: v for k, v in json.loads(CONFIG.to_json()).items() if k != "_class_name"}
     theirs = WanTransformer3DModel(**sizes | {"patch_size": (1, 2, 2)}).eval()

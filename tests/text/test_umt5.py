@@ -20,6 +20,7 @@ from scope_rt.text.prompt_ids import TEXT_LEN, PromptIds
 from scope_rt.text.umt5 import Umt5TextEncoder
 from tests.real_checkpoints import (
     FASTVIDEO,
+    NEEDS_WAN,
     ORIGINAL_TEXT,
     ORIGINAL_TOKENIZER,
     SELF_FORCING,
@@ -27,8 +28,7 @@ from tests.real_checkpoints import (
     of_each_recording,
 )
 
-for needed in ("ftfy", "tokenizers", "transformers"):
-    pytest.importorskip(needed)
+pytestmark = NEEDS_WAN
 
 EMBEDDINGS = 1e-5
 WIDTH = 64

@@ -15,16 +15,12 @@ from torch import Tensor
 from scope_contracts.errors import UserInputError
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
 from scope_rt.vae.codec import num_frames
+from scope_rt.vae.loading import constructor_arguments, load_wan_codec, wan_codec_sizes
 from scope_rt.vae.wan import WanVideoCodec
 from scope_rt.vae.wan_config import WanVaeConfig
-from tests.real_checkpoints import FASTVIDEO, ORIGINAL_VAE, Recording, of_each_recording
+from tests.real_checkpoints import FASTVIDEO, NEEDS_WAN, ORIGINAL_VAE, Recording, of_each_recording
 
-diffusers = pytest.importorskip("diffusers")
-from scope_rt.vae.loading import (  # noqa: E402
-    constructor_arguments,
-    load_wan_codec,
-    wan_codec_sizes,
-)
+pytestmark = NEEDS_WAN
 
 PIXELS = 1e-5
 """Of recorded pixels in [0, 1]."""
@@ -142,7 +138,9 @@ def test_the_context_that_is_derived_is_how_far_a_picture_depends(
     config = replace(SMALL, **sizes)
     derived = config.sizes.decoder_context_frames
     assert context is None or derived == context
-    vae = diffusers.AutoencoderKLWan(**constructor_arguments(config)).double().eval()
+    from diffusers import AutoencoderKLWan
+
+    vae = AutoencoderKLWan(**constructor_arguments(config)).double().eval()
     seen = torch.randn(1, derived + 4, 4, 1, 1, dtype=torch.double, requires_grad=True)
     stream = WanVideoCodec(vae, config)
     carried = stream.nothing_carried(vae.decoder)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKLWan
 
 from scope_contracts.errors import UserInputError
 from scope_rt.models.loading import EMBEDDED, ModelFolder
@@ -120,6 +119,8 @@ def test_the_embedded_models_control_rank_holds_what_is_planned(
 def test_wans_autoencoder_needs_what_is_planned_for_decoding() -> None:
     preset = PRESETS["wan-14b"]
     assert isinstance(preset, VideoModel)
+    from diffusers import AutoencoderKLWan  # seconds, for this test alone
+
     codec, autoencoder = preset.control.codec, AutoencoderKLWan().eval()
     assert codec is not None
     assert preset.control.autoencoder == sum(p.numel() for p in autoencoder.parameters())
