@@ -2,9 +2,10 @@
 
 A process that imports torch and the package takes seconds of a core before it does anything. The
 processes here come from a server that has done so once: they begin with their own arguments,
-variables, folder, files and signals, as a module run by `python -m` or code run by `python -c`, and
-end as the interpreter does. What they cannot show is what importing, installing or finding a module
-does: tests of that start an interpreter.
+variables, folder, files and signals, as a module run by `python -m`, code run by `python -c` or a
+file, and end as the interpreter does. Fork servers of launchers, and the ranks that torchrun starts
+in such a process, come from there too. What they cannot show is what importing, installing or
+finding a module does: tests of that start an interpreter.
 """
 
 import atexit
@@ -44,15 +45,18 @@ PRELOADED = (
     "scope_runners.launcher",
     "scope_runners.break_it.rank_main",
     "scope_runners.break_it.stream",
+    "torch.distributed.run",
 )
+_STARTS_RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+"""Where torchrun has its `Popen`."""
 _STOPS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 class Process:
     """The part of `subprocess.Popen` that its users here need, for `sys.executable` alone.
 
-    `args` is the interpreter with -P, -m NAME or -c CODE, and arguments. A stream that is None is
-    this process's own.
+    `args` is the interpreter with -P or -u, then -m NAME, -c CODE or a file, and arguments. A
+    stream that is None is this process's own.
     """
 
     server: "Server"
@@ -68,6 +72,7 @@ class Process:
         stderr: int | None = None,
         pass_fds: Sequence[int] = (),
         start_new_session: bool = False,
+        server: "Server | None" = None,
     ) -> None:
         assert args[0] == sys.executable
         self.args = args
@@ -83,7 +88,7 @@ class Process:
             "session": start_new_session,
         }
         self._lock = threading.Lock()
-        self._link = self.server.connect()
+        self._link = (server or self.server).connect()
         socket.send_fds(self._link, [json.dumps(order).encode()], [*files, *pass_fds])
         self._wait_for_answer(START_S)
         self.pid = int(self._link.recv(100))
@@ -136,6 +141,7 @@ def run(
     timeout: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    server: "Server | None" = None,
 ) -> subprocess.CompletedProcess[str]:
     """Like `subprocess.run` with what is printed captured as text, and no input."""
     with (
@@ -150,6 +156,7 @@ def run(
             stdin=none.fileno(),
             stdout=out.fileno(),
             stderr=err.fileno(),
+            server=server,
         )
         try:
             code = process.wait(timeout)
@@ -164,10 +171,15 @@ def run(
 
 
 class Server:
-    """Starts with the first process that is asked for, and ends with its owner."""
+    """Starts with the first process that is asked for, and ends with its owner.
 
-    def __init__(self, path: Path) -> None:
+    Its processes have imported our packages from the folders of `packages`, where there are any,
+    and else from this repository.
+    """
+
+    def __init__(self, path: Path, *packages: Path) -> None:
         self._path = path
+        self.packages = packages
         self._process: subprocess.Popen[bytes] | None = None
 
     def connect(self) -> socket.socket:
@@ -178,17 +190,25 @@ class Server:
         link.connect(str(self._path))
         return link
 
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *how: object) -> None:
+        self.close()
+
     def close(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait(10.0)
 
     def _start(self) -> None:
+        root = Path(__file__).parents[1]
+        first = map(str, [*self.packages, os.environ.get("PYTHONPATH", ""), root])
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(self._path)],
             stdin=subprocess.PIPE,
-            cwd=Path(__file__).parents[1],
-            env=os.environ | ONE_THREAD,
+            cwd=(*self.packages, root)[0],
+            env=os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, first))},
         )
         deadline_s = time.monotonic() + START_S
         while not self._path.exists():
@@ -201,6 +221,12 @@ def warm_launchers() -> None:
     """From here on, launchers of this process fork their fork servers from the warm one."""
     own: Any = fork_server
     own.subprocess = SimpleNamespace(Popen=Process, TimeoutExpired=subprocess.TimeoutExpired)
+
+
+def _warm_torchrun() -> None:
+    """From here on, torchrun in this process forks its ranks from the warm server."""
+    handler: Any = import_module(_STARTS_RANKS)
+    handler.Popen = Process
 
 
 def _serve(path: Path) -> dict[str, Any] | None:
@@ -245,7 +271,7 @@ def _serve(path: Path) -> dict[str, Any] | None:
 
 
 def _take_over(order: dict[str, Any], own_path: Sequence[str]) -> tuple[str, str]:
-    """Make this process what was ordered: -m or -c, and its name or code."""
+    """Make this process what was ordered: -m, -c or "", and its name, code or file."""
     high = [fcntl.fcntl(file, fcntl.F_DUPFD, 500) for file in order["files"]]
     for file in order["files"]:
         os.close(file)
@@ -262,9 +288,13 @@ def _take_over(order: dict[str, Any], own_path: Sequence[str]) -> tuple[str, str
     os.chdir(order["cwd"])
     words = order["args"]
     is_safe = words[0] == "-P"
-    kind, what, *arguments = words[is_safe:]
-    sys.argv = [kind, *arguments]
-    first = [] if is_safe else [order["cwd"] if kind == "-m" else ""]
+    words = words[words[0] in ("-P", "-u") :]
+    if words[0] not in ("-m", "-c"):
+        words = ["", *words]
+    kind, what, *arguments = words
+    sys.argv = [kind or what, *arguments]
+    its_folder = {"-m": order["cwd"], "-c": "", "": str(Path(what).parent.absolute())}
+    first = [] if is_safe else [its_folder[kind]]
     sys.path[:] = [*first, *filter(None, order["env"].get("PYTHONPATH", "").split(":")), *own_path]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for the life of this process
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
@@ -279,6 +309,8 @@ def _run(kind: str, what: str) -> int:
         if kind == "-m":
             sys.modules.pop(what, None)
             runpy.run_module(what, run_name="__main__", alter_sys=True)
+        elif not kind:
+            runpy.run_path(what, run_name="__main__")
         else:
             main: Any = sys.modules["__main__"].__dict__
             exec(compile(what, "<string>", "exec"), main)
@@ -299,12 +331,15 @@ def _run(kind: str, what: str) -> int:
 
 def _main(path: str) -> int:
     added = os.environ.get("PYTHONPATH", "").split(":")
+    gc.disable()  # nothing of what is imported is garbage
     for module in PRELOADED:
         import_module(module)
     own_path = [entry for entry in sys.path[1:] if entry not in added]
     warm_launchers()
+    _warm_torchrun()
     Process.server = Server(Path(path))
     gc.freeze()
+    gc.enable()
     order = _serve(Path(path))
     if order is None:
         return 0

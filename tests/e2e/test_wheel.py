@@ -6,10 +6,13 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests import warm_python
 
 ROOT = Path(__file__).parents[2]
 OURS = {"scope_contracts", "scope_rt", "scope_runners"}
@@ -28,33 +31,35 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The wheel in a folder of its own, used from another one."""
+    """The wheel in a folder of its own, used from another one, by processes that `server` forks."""
 
     site: Path
     folder: Path
+    server: warm_python.Server
 
-    def python(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+    def python(self, *arguments: str) -> str:
+        done = warm_python.run(
             [sys.executable, "-P", *arguments],
             env=os.environ | {"PYTHONPATH": str(self.site)},
             cwd=self.folder,
-            capture_output=True,
-            text=True,
             timeout=100,
+            server=self.server,
         )
-        assert done.returncode == code, done.stderr
-        return done
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    def scope_rt(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        return self.python("-m", "scope_runners.main", *arguments, code=code)
+    def scope_rt(self, *arguments: str) -> str:
+        return self.python("-m", "scope_runners.main", *arguments)
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     site = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
     subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, timeout=100)
-    return Installed(site, tmp_path_factory.mktemp("away"))
+    away = tmp_path_factory.mktemp("away")
+    with warm_python.Server(away / "warm", site) as server:
+        yield Installed(site, away, server)
 
 
 def _sizes(wheel: Path) -> dict[str, int]:
@@ -81,15 +86,15 @@ def test_wheel_has_no_laboratory_no_training_and_no_fuzzer(wheel: Path) -> None:
 def test_installed_wheel_streams_and_replays_away_from_the_repository(installed: Installed) -> None:
     stream = ["stream", "--prompt", "a red circle", "--seconds", "1", "--out", "a.mp4"]
     shown = installed.scope_rt(*stream, "--record", "a.scope", "--json")
-    assert json.loads(shown.stdout)["totals"]["frames"] == 24
-    assert "result     equal" in installed.scope_rt("replay", "a.scope").stdout
-    where = installed.python("-c", "import scope_rt; print(scope_rt.__file__)")
-    assert where.stdout.startswith(str(installed.site))
+    assert json.loads(shown)["totals"]["frames"] == 24
+    assert "result     equal" in installed.scope_rt("replay", "a.scope")
+    imported = installed.python("-c", "import scope_rt; print(scope_rt.__file__)")
+    assert imported.startswith(str(installed.site))
 
 
 def test_installed_wheel_breaks_a_stream_and_names_what_it_broke(installed: Installed) -> None:
     done = installed.scope_rt("break-it", "plan-mismatch/arguments", "--json")
-    (result,) = json.loads(done.stdout)
+    (result,) = json.loads(done)
     assert result["verdict"] == "passed"
     assert set(result["ends"]) == {"ParityError"}
 
@@ -102,7 +107,7 @@ def test_every_runbook_that_a_message_cites_is_in_the_wheel_and_can_be_read(
         texts = [archive.read(name).decode() for name in names]
     cited = {a or b for text in texts for a, b in CITED.findall(text)}
     assert {"drift", "hang", "rank-loss", "settings"} <= cited
-    listed = installed.scope_rt("runbook").stdout.splitlines()
+    listed = installed.scope_rt("runbook").splitlines()
     assert cited <= {line.split()[0] for line in listed}
     page = (ROOT / "runbooks" / "hang.md").read_text()
-    assert installed.scope_rt("runbook", "runbooks/hang.md").stdout == page
+    assert installed.scope_rt("runbook", "runbooks/hang.md") == page

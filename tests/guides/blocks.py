@@ -3,9 +3,7 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests import warm_python
@@ -20,11 +18,6 @@ STARTS = {
     "python": [],
 }
 """What a command is to the interpreter."""
-RUN_FILE = """
-import runpy, sys
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def blocks(guide: Path, language: str) -> list[str]:
@@ -45,33 +38,24 @@ def save_files(guide: Path, folder: Path) -> None:
         (folder / first.removeprefix("# ")).write_text(block)
 
 
-def run(command: str | Sequence[str], folder: Path, *, source: Path = ROOT) -> str:
-    """Run a line as the reader would, with the packages of `source`; what it printed.
+def packages(source: Path) -> list[Path]:
+    """The folders of a source tree that hold its packages."""
+    return [source / package for package in PACKAGES]
 
-    With those of this repository it is a warm process.
-    """
-    words = shlex.split(command) if isinstance(command, str) else list(command)
-    is_warm = words[0] in STARTS and source == ROOT
-    if words[0] == "python" and is_warm:
-        words[:2] = [sys.executable, "-c", RUN_FILE, words[1]]
-    elif words[0] in STARTS:  # the installed scope-rt is of this repository, not of `source`
-        words[:1] = [sys.executable, *STARTS[words[0]]]
+
+def run(command: str, folder: Path, *, server: warm_python.Server | None = None) -> str:
+    """Run a line as the reader would, in a warm process with the packages of `server`, by default
+    those of this repository; what it printed."""
+    words = shlex.split(command)
     environ = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(str(source / package) for package in PACKAGES),
+        "PYTHONPATH": os.pathsep.join(map(str, server.packages if server else packages(ROOT))),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    if is_warm:
-        said = warm_python.run(words, cwd=folder, env=environ, timeout=TIMEOUT_S)
-    else:
-        said = subprocess.run(
-            words,
-            cwd=folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=TIMEOUT_S,
-        )
+    if words[0] == "env":
+        name, value = words[1].split("=")
+        environ[name] = value
+        del words[:2]
+    words[:1] = [sys.executable, *STARTS[words[0]]]
+    said = warm_python.run(words, cwd=folder, env=environ, timeout=TIMEOUT_S, server=server)
     assert said.returncode == 0, f"{command}:\n{said.stderr}"
     return said.stdout

@@ -7,11 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.guides.blocks import GUIDES, PACKAGES, ROOT, TIMEOUT_S, blocks, commands, run, save_files
+from tests import warm_python
+from tests.guides.blocks import (
+    GUIDES,
+    PACKAGES,
+    ROOT,
+    TIMEOUT_S,
+    blocks,
+    commands,
+    packages,
+    run,
+    save_files,
+)
 
 
-def changed_source(guide: Path, folder: Path, added: str, into: str) -> Path:
-    """A copy of the packages with the guide's file in its place and its patch applied."""
+def changed_source(guide: Path, folder: Path, added: str, into: str) -> warm_python.Server:
+    """Processes with a copy of the packages, the guide's file in place and its patch applied."""
     source = folder / "source"
     source.mkdir()
     for package in ("scope_rt", *PACKAGES[1:]):
@@ -22,7 +33,7 @@ def changed_source(guide: Path, folder: Path, added: str, into: str) -> Path:
     (patch,) = blocks(guide, "diff")
     command = ["git", "apply", "-"]
     subprocess.run(command, input=patch, text=True, cwd=source, check=True, timeout=30)
-    return source
+    return warm_python.Server(folder / "warm", *packages(source))
 
 
 @pytest.mark.timeout(4 * TIMEOUT_S)
@@ -32,9 +43,9 @@ def test_a_cache_policy_of_ones_own_streams_and_replays(tmp_path: Path) -> None:
     tried, *streamed = commands(guide)
     printed = run(tried, tmp_path)
     assert f"prints `{printed.strip()}`" in guide.read_text()
-    source = changed_source(guide, tmp_path, "landmark_frames.py", "scope_rt/kv_cache")
-    printed = [run(command, tmp_path, source=source) for command in streamed][-1]
-    assert "landmarks:int8" in run("scope-rt inspect landmarks.scope", tmp_path, source=source)
+    with changed_source(guide, tmp_path, "landmark_frames.py", "scope_rt/kv_cache") as server:
+        printed = [run(command, tmp_path, server=server) for command in streamed][-1]
+        assert "landmarks:int8" in run("scope-rt inspect landmarks.scope", tmp_path, server=server)
     assert printed.endswith("result     equal\n")
 
 
@@ -44,11 +55,10 @@ def test_an_attention_backend_of_ones_own_streams(tmp_path: Path) -> None:
     save_files(guide, tmp_path)
     tried, *streamed = commands(guide)
     assert run(tried, tmp_path) == "True\nTrue\n"
-    source = changed_source(guide, tmp_path, "blocks.py", "scope_rt/attention")
-    stream, inspect = streamed
-    words = stream.replace("scope-rt", "python -m scope_runners.main", 1)
-    run(words, tmp_path, source=source)
-    assert ", blocks, model " in run(inspect, tmp_path, source=source)
+    with changed_source(guide, tmp_path, "blocks.py", "scope_rt/attention") as server:
+        stream, inspect = streamed
+        run(stream, tmp_path, server=server)
+        assert ", blocks, model " in run(inspect, tmp_path, server=server)
 
 
 @pytest.mark.parametrize("guide", sorted(path.name for path in GUIDES.glob("*.md")))
