@@ -15,8 +15,12 @@ from scope_rt.topology import plan_named
 from scope_rt.version import __version__
 
 
-def parity_keys(setup: StreamSetup) -> ParityKeys:
-    """What this rank would do; where the environment contradicts it, what that asks for."""
+def parity_keys(setup: StreamSetup, *, model_is_shared: bool) -> ParityKeys:
+    """What this rank would do; where the environment contradicts it, what that asks for.
+
+    Ranks that share the model's files are not compared by what those hold: they need not be read
+    for it.
+    """
     mesh, plan = setup.config.mesh, setup.topology.plan_id
     asked, pipelined = mesh.environment_plan, mesh.environment_pipelined
     return ParityKeys(
@@ -36,7 +40,7 @@ def parity_keys(setup: StreamSetup) -> ParityKeys:
         dtype=setup.config.model.dtype,
         torch_version=str(torch.__version__),
         package_version=__version__,
-        model_fingerprint=setup.model_fingerprint,
+        model_fingerprint="" if model_is_shared else setup.model_fingerprint,
         world_layout=f"{plan} tp={setup.topology.tp_degree} {setup.height}x{setup.width}",
         processor=processor(setup.device) if _is_compared(setup) else "",
     )

@@ -172,7 +172,7 @@ class StreamSetup:
     @cached_property
     def model_fingerprint(self) -> str:
         """Of all files of the model."""
-        return self.model.fingerprint(self.dtype)
+        return self.model.fingerprint()
 
     @property
     def verifies(self) -> bool:

@@ -35,6 +35,18 @@ def check_loaded(
                 raise FingerprintError(f"rank {rank}: weight {name} is not the checkpoint's")
 
 
+def added_up(by_rank: Mapping[int, Checksums], is_sharded: Callable[[str], bool]) -> dict[str, int]:
+    """Those of whole weights, from those of all ranks' parts; of a weight that is not sharded, that
+    of the first rank."""
+    first, *others = by_rank.values()
+    return {
+        name: (checksum + sum(sums[name] for sums in others)) % 2**64
+        if is_sharded(name)
+        else checksum
+        for name, checksum in first.items()
+    }
+
+
 def check_unchanged(rank: int, chunk: int, changed: Sequence[str]) -> None:
     """Refuse weights that `rank` has in its memory otherwise than it loaded them.
 

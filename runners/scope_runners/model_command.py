@@ -8,8 +8,8 @@ from pathlib import Path
 
 from scope_contracts.errors import DamageError, UserInputError
 from scope_rt.models.content_cache import ContentCache
-from scope_rt.models.file_contents import MANIFEST_NAME
-from scope_rt.models.folder_contents import kept_sha256s
+from scope_rt.models.file_contents import MANIFEST_NAME, FileEntry
+from scope_rt.models.folder_contents import kept_entries
 from scope_rt.models.loading import EMBEDDED, embedded_folder
 from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_rt.models.recipe import Recipe
@@ -50,7 +50,7 @@ def run_model(namespace: argparse.Namespace) -> int:
         return 0
     known, source = Manifest.read(folder), MANIFEST_NAME
     if known is None:
-        known, source = Manifest.of_sha256s(_first_read(folder)), _FIRST_USE
+        known, source = Manifest(files=_first_read(folder)), _FIRST_USE
     if not known.files:
         raise UserInputError(
             f"model folder {folder}: nothing is known to compare it with; once it is as you want "
@@ -65,9 +65,9 @@ def run_model(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def _first_read(folder: Path) -> dict[str, str]:
+def _first_read(folder: Path) -> dict[str, FileEntry]:
     cache = ContentCache.of(folder)
-    return {} if cache is None else kept_sha256s(folder, cache.load())
+    return {} if cache is None else kept_entries(folder, cache.load())
 
 
 def _table(found: Manifest, differences: Sequence[Difference], source: str) -> str:

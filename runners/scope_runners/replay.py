@@ -160,8 +160,7 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
     opened = recording.stream.opened
     given = opened.model if namespace.model is None else namespace.model
     model = ModelFolder.open(given)
-    # In the dtype of use, so that one read gives what the ranks will ask for too.
-    fingerprint = model.fingerprint(TORCH_DTYPES[opened.dtype])
+    fingerprint = model.fingerprint()
     if fingerprint != opened.model_fingerprint:
         raise UserInputError(
             f"the model {given!r} is not the recorded one: its fingerprint is {fingerprint[:12]}, "

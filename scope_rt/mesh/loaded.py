@@ -1,11 +1,11 @@
 """What every rank sends all others once it has loaded: a typed header, then the tensors it names.
 
-Rank0 sends where the stream continues; a generator rank the checksums of the weights it holds, and
-those of the whole checkpoint.
+Rank0 sends where the stream continues; a generator rank the checksums of the weights it holds, of
+what it read of their files, and those that are known of the whole checkpoint.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain, 
 from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.tensors import TORCH_DTYPES, specs_of
 
-_LENGTH_BYTES = 4
+_LENGTH_BYTES, _SUM_BYTES = 4, 8
 _SINKS, _TAIL = "sinks", "tail."
-_NAMES, _HELD, _CHECKPOINT = "weight_names", "weights_held", "weights_of_checkpoint"
+_NAMES, _SUMS = "weights.names.", "weights.sums."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,25 @@ class MeshResumePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsLoaded:
+    """The weights of a generator rank, each table by names of its own."""
+
+    held: Checksums
+    """What lies in its memory."""
+    used: Checksums
+    """What it has read, in the dtype of use: the same names."""
+    stored: Checksums
+    """What it has read, as it is in the files."""
+    known: Checksums
+    """What the whole files held before, by the names of `stored`; empty where nobody knew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankLoaded:
-    """One rank after loading. `held` and `checkpoint` are None where the rank generates nothing."""
+    """One rank after loading. `weights` is None where the rank generates nothing."""
 
     resume_point: MeshResumePoint = field(default_factory=MeshResumePoint)
-    held: Checksums | None = None
-    checkpoint: Checksums | None = None
+    weights: WeightsLoaded | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +72,16 @@ def encode_loaded(loaded: RankLoaded) -> bytes:
     Raises `FieldError` or `WireError` for what does not fit the header.
     """
     point, tensors = loaded.resume_point, dict[str, Tensor]()
-    if loaded.held is not None and loaded.checkpoint is not None:
-        names = sorted(loaded.held)
-        tensors[_NAMES] = torch.frombuffer(bytearray("\n".join(names), "utf-8"), dtype=torch.uint8)
-        tensors[_HELD] = _as_tensor([loaded.held[name] for name in names])
-        tensors[_CHECKPOINT] = _as_tensor([loaded.checkpoint[name] for name in names])
+    for table in fields(WeightsLoaded) if loaded.weights is not None else ():
+        checksums = getattr(loaded.weights, table.name)
+        tensors[_NAMES + table.name] = _as_bytes("\n".join(checksums))
+        tensors[_SUMS + table.name] = _as_tensor([*checksums.values()])
     chunks = () if point.tail is None else point.tail.chunks
     tensors |= {f"{_TAIL}{index}": chunk.latents for index, chunk in enumerate(chunks)}
     if point.tail is not None and point.tail.sinks is not None:
         tensors[_SINKS] = point.tail.sinks
     header = _Header(
-        is_generator=_HELD in tensors,
+        is_generator=loaded.weights is not None,
         is_resumed=point.tail is not None,
         tail_start_frames=tuple(chunk.start_frame for chunk in chunks),
         tail_sha256s=tuple(chunk.latents_sha256 for chunk in chunks),
@@ -93,12 +105,18 @@ def decode_loaded(data: bytes) -> RankLoaded:
     head = data[_LENGTH_BYTES : _LENGTH_BYTES + length]
     header = from_canonical(_Header, head, decode_plain(head))
     tensors = _tensors(header.tensors, data[_LENGTH_BYTES + length :])
-    held = checkpoint = None
+    weights = None
     if header.is_generator:
-        held, checkpoint = _checksums(tensors, _HELD), _checksums(tensors, _CHECKPOINT)
+        tables = (table.name for table in fields(WeightsLoaded))
+        weights = WeightsLoaded(**{table: _checksums(tensors, table) for table in tables})
     tail = _tail(tensors, header) if header.is_resumed else None
     point = MeshResumePoint(position=header.position, tail=tail)
-    return RankLoaded(resume_point=point, held=held, checkpoint=checkpoint)
+    return RankLoaded(resume_point=point, weights=weights)
+
+
+def _as_bytes(text: str) -> Tensor:
+    raw = bytearray(text, "utf-8")
+    return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
 
 
 def _as_tensor(checksums: list[int]) -> Tensor:
@@ -107,7 +125,8 @@ def _as_tensor(checksums: list[int]) -> Tensor:
 
 
 def _raw(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def _tensors(specs: tuple[TensorSpec, ...], raw: bytes) -> dict[str, Tensor]:
@@ -123,14 +142,16 @@ def _tensors(specs: tuple[TensorSpec, ...], raw: bytes) -> dict[str, Tensor]:
     return tensors
 
 
-def _checksums(tensors: Mapping[str, Tensor], which: str) -> dict[str, int]:
-    if missing := sorted({_NAMES, which} - tensors.keys()):
+def _checksums(tensors: Mapping[str, Tensor], table: str) -> dict[str, int]:
+    if missing := sorted({_NAMES + table, _SUMS + table} - tensors.keys()):
         raise WireError(mismatch("rank's report after loading", got=sorted(tensors), want=missing))
-    names = _raw(tensors[_NAMES]).decode(errors="replace").split("\n")
-    sums = tensors[which].numpy().view(np.uint64).tolist()
-    if len(names) != len(sums):
-        raise WireError(mismatch(which, got=f"{len(sums)} checksums", want=f"{len(names)}"))
-    return dict(zip(names, sums, strict=True))
+    names = _raw(tensors[_NAMES + table]).decode(errors="replace").split("\n")
+    raw = _raw(tensors[_SUMS + table])
+    names = names if raw else []
+    if len(raw) != len(names) * _SUM_BYTES:
+        got, want = f"{len(raw)} bytes of checksums", f"{len(names)} checksums"
+        raise WireError(mismatch(table, got=got, want=want))
+    return dict(zip(names, np.frombuffer(raw, np.uint64).tolist(), strict=True))
 
 
 def _tail(tensors: Mapping[str, Tensor], header: _Header) -> StreamTail:

@@ -5,15 +5,16 @@ raise the same error everywhere instead of waiting for each other. Then all comp
 loaded with the checkpoint, and continue at rank0's resume point.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import IntegrityError, LinkError
+from scope_contracts.errors import FingerprintError, IntegrityError, LinkError
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys
+from scope_contracts.weights import added_up
 from scope_rt.collectives import SoloCollectives
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
@@ -21,7 +22,13 @@ from scope_rt.integrity.verifier import Verifier
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
 from scope_rt.mesh.link import GroupLink, PeerLink
-from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
+from scope_rt.mesh.loaded import (
+    MeshResumePoint,
+    RankLoaded,
+    WeightsLoaded,
+    decode_loaded,
+    encode_loaded,
+)
 from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import ProcessGroups, World, join_world
 from scope_rt.mesh.reported import NO_CHUNK
@@ -204,7 +211,11 @@ class Rank:
     def _compare_settings(self) -> None:
         """Raises ParityError on every rank when one would compute differently."""
         reach, checks = self._instruments.faults.reach, self._instruments.checks
-        keys = reach(FaultPoint.START, -1, parity_keys(self._setup))
+        place = self._setup.model.contents.place().encode()
+        places = [place] if self._world is None else self._world.exchange(place)
+        # Ranks of one folder on one host read the same bytes: those that they load say which.
+        keys = parity_keys(self._setup, model_is_shared=len(set(places)) == 1)
+        keys = reach(FaultPoint.START, -1, keys)
         if self._world is not None:
             all_keys = self._world.exchange(keys.encode())
             checks.settings([ParityKeys.decode(data) for data in all_keys])
@@ -225,21 +236,45 @@ class Rank:
         mine = RankLoaded(resume_point=resume_point)
         if generator is not None:
             self._fingerprint = Fingerprint(generator.model, self._groups.sums)
-            folder, dtype = self._setup.model, self._setup.dtype
-            in_hand = {**self._fingerprint.checksums, **generator.model.digests_as_read}
-            checkpoint = folder.checksums(dtype) | folder.stored_digests(dtype)
-            mine = replace(mine, held=in_hand, checkpoint=checkpoint)
+            weights = WeightsLoaded(
+                held=self._fingerprint.checksums,
+                used=generator.model.as_read.used,
+                stored=generator.model.as_read.stored,
+                known=self._setup.model.known_digests() or {},
+            )
+            mine = replace(mine, weights=weights)
         sent = encode_loaded(mine)
         ranks = [sent] if self._world is None else self._world.exchange(sent)
         loaded = [decode_loaded(data) for data in ranks]
-        held = {rank: each.held for rank, each in enumerate(loaded) if each.held is not None}
-        for each in loaded:
-            if each.checkpoint is not None:
-                self._instruments.checks.loaded_weights(held, each.checkpoint, is_sharded)
+        self._check_weights({r: each.weights for r, each in enumerate(loaded) if each.weights})
         resumed = loaded[0].resume_point
         if self._pipeline is not None and resumed.tail is not None:
             self._pipeline.rebuild(resumed.tail)
         return resumed.position
+
+    def _check_weights(self, ranks: Mapping[int, WeightsLoaded]) -> None:
+        """What ranks hold is what they read, and that is what the files are known to hold; from
+        here on it is known.
+
+        Raises:
+            FingerprintError: naming the weight.
+            ModelDamageError: the same, where the file itself is not what its manifest says.
+        """
+        check, model = self._instruments.checks.loaded_weights, self._setup.model
+        used = added_up({rank: each.used for rank, each in ranks.items()}, is_sharded)
+        check({rank: each.held for rank, each in ranks.items()}, used, is_sharded)
+        stored = {rank: each.stored for rank, each in ranks.items()}
+        whole = added_up(stored, is_sharded)
+        try:
+            check(stored, whole, is_sharded)  # what each has read all of
+            for known in (each.known for each in ranks.values() if each.known):
+                check(stored, known, is_sharded)
+        except FingerprintError:
+            model.check_files(whole)
+            raise
+        if not all(each.known for each in ranks.values()):
+            leader = self._setup.topology.leader
+            model.learn(whole, keep=self._setup.environment.rank == leader)
 
     def _group_link(self) -> GroupLink | None:
         topology, mesh = self._setup.topology, self._groups.mesh

@@ -50,6 +50,16 @@ class TextKV:
     v: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestsAsRead:
+    """Of the slices that were read from files, each at its place in the whole."""
+
+    stored: Mapping[str, int]
+    """In the files' own dtype, by file and weight."""
+    used: Mapping[str, int]
+    """In the dtype of use, by weight."""
+
+
 class AllHeadsNorm(nn.Module):
     """RMS norm over all heads of all ranks; this rank holds its slice of the weight."""
 
@@ -215,8 +225,7 @@ class CausalWanModel(nn.Module):
         )
         self.scale_shift_table = _modulation_table(2, config.dim)
         self.proj_out = nn.Linear(config.dim, 4 * config.out_channels)
-        self.digests_as_read: Mapping[str, int] = {}
-        """Of the slices that were read from files, by file and weight, in the files' own dtype."""
+        self.as_read = DigestsAsRead(stored={}, used={})
 
     @property
     def dtype(self) -> torch.dtype:

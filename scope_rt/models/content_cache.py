@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,11 +18,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-VERSION = 1
+import torch
+
+from scope_rt.bit_digest import bit_digest
+from scope_rt.models.file_contents import FileEntry
+
+VERSION = 2
 LOCK_WAIT_S = 240.0
 """How long a rank waits for another that reads the same folder; then it reads too."""
 LOCK_WARNING_S = 10.0
 _LOCK_POLL_S = 0.02
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _LOG = logging.getLogger(__name__)
 _SETTLED_NS = 100_000_000
 """A file that was written less than this ago may be written again within one tick of its clock,
@@ -58,14 +65,10 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileContent:
-    """What was read of a file while it had that stamp.
-
-    `checksums` are those of its weights, by kind and name; empty where nobody asked.
-    """
+    """What was read of a file while it had that stamp."""
 
     stamp: Stamp
-    sha256: str
-    checksums: Mapping[str, Mapping[str, int]]
+    entry: FileEntry
 
 
 class ContentCache:
@@ -90,15 +93,13 @@ class ContentCache:
         """The entries, or none where they cannot be read or are not what `save` wrote."""
         try:
             raw = json.loads(self._path.read_bytes())
-            if raw["version"] != VERSION or raw["checksum"] != _checksum(raw["files"]):
+            if raw["version"] != _version() or raw["checksum"] != _checksum(raw["files"]):
                 return {}
             return {
                 name: FileContent(
-                    stamp=Stamp(**entry["stamp"]),
-                    sha256=entry["sha256"],
-                    checksums=entry["checksums"],
+                    stamp=Stamp(**content["stamp"]), entry=FileEntry(**content["entry"])
                 )
-                for name, entry in raw["files"].items()
+                for name, content in raw["files"].items()
             }
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             return {}
@@ -106,7 +107,7 @@ class ContentCache:
     def save(self, entries: Mapping[str, FileContent]) -> None:
         """Replace the entries, if the folder can be written."""
         files = {name: asdict(entry) for name, entry in entries.items()}
-        raw = {"version": VERSION, "checksum": _checksum(files), "files": files}
+        raw = {"version": _version(), "checksum": _checksum(files), "files": files}
         partial = self._path.with_suffix(f".{os.getpid()}.partial")
         with suppress(OSError):
             try:
@@ -148,6 +149,18 @@ class ContentCache:
                     LOCK_WAIT_S,
                     self._path.with_suffix(".lock"),
                 )
+
+
+def boot_id() -> str:
+    """The same for all processes of this host since it was started."""
+    with suppress(OSError):
+        return _BOOT_ID.read_text().strip()
+    return platform.node()
+
+
+def _version() -> str:
+    """Digests of another function are others."""
+    return f"{VERSION} {bit_digest(torch.arange(9.0)):x}"
 
 
 def _checksum(files: object) -> str:

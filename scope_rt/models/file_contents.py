@@ -1,15 +1,18 @@
-"""One read of a file gives all that is compared of it: its SHA-256, its tensors' digests."""
+"""What the files of a model hold. Those of tensors are known by each tensor, so that what ranks
+read of them, slice by slice, adds up to it: nobody has to read a file for its digest alone."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-import torch
-from torch import Tensor
+from torch import Tensor, empty, uint8
 
+from scope_contracts.errors import UserInputError
 from scope_rt.bit_digest import MODULUS, bit_digest
+from scope_rt.tensor_files.safetensors_file import tensors_of
+from scope_rt.tensor_files.state_dict import SAFETENSORS
 from scope_rt.tensor_files.stored_tensor import StoredTensor, TensorReader
 
 MANIFEST_NAME = "scope_manifest.json"
@@ -19,42 +22,48 @@ _IGNORED = (".", "__pycache__", MANIFEST_NAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileRead:
-    """What was read; digests by the names in the file, `in_use` those in the dtype of use."""
+class FileEntry:
+    """One file."""
 
-    sha256: str
-    stored: dict[str, int]
-    in_use: dict[str, int]
+    digest: str
+    """SHA-256 of the file; of a file of tensors, of its header and of `tensors`."""
+    tensors: Mapping[str, int]
+    """`bit_digest` of each, in the file's own dtype, by the names in the file."""
 
 
-def read_file(
-    path: Path, tensors: Sequence[StoredTensor] = (), dtype: torch.dtype | None = None
-) -> FileRead:
-    """Read all of `path`, whose `tensors` are given in the order of their bytes.
-
-    Raises `UserInputError` or `OSError` where it cannot be read.
-    """
+def entry_of(path: Path) -> FileEntry:
+    """Read all of `path`. Raises `UserInputError` or `OSError` where it cannot be read."""
+    tensors = tensors_in(path)
     if not tensors:
         with FileIO(path) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return FileRead(sha256=sha256, stored={}, in_use={})
-    digest = hashlib.sha256()
-    stored, in_use = dict[str, int](), dict[str, int]()
+            return FileEntry(digest=hashlib.file_digest(file, "sha256").hexdigest(), tensors={})
     with TensorReader(path) as reader:
-        header = bytearray(tensors[0].offset)
+        digests = {tensor.name: _digest(reader, tensor) for tensor in tensors}
+    return entry_of_tensors(path, digests)
+
+
+def entry_of_tensors(path: Path, digests: Mapping[str, int]) -> FileEntry:
+    """That of a file whose tensors have these `digests`: its header is read, and nothing else.
+
+    Raises as `entry_of` does.
+    """
+    header = bytearray(min((tensor.offset for tensor in tensors_in(path)), default=0))
+    with TensorReader(path) as reader:
         reader.fill(memoryview(header), 0)
-        digest.update(header)
-        for tensor in tensors:
-            whole = used = 0
-            for first_row, rows in _pieces(reader, tensor):
-                digest.update(rows.view(torch.uint8).numpy().data)
-                part = bit_digest(rows, first_row=first_row)
-                whole += part
-                if dtype is not None and dtype is not tensor.dtype:
-                    part = bit_digest(rows.to(dtype), first_row=first_row)
-                used += part
-            stored[tensor.name], in_use[tensor.name] = whole % MODULUS, used % MODULUS
-    return FileRead(sha256=digest.hexdigest(), stored=stored, in_use=in_use)
+    whole = hashlib.sha256(header)
+    for name, digest in sorted(digests.items()):
+        whole.update(f"{name} {digest:016x}\n".encode())
+    return FileEntry(digest=whole.hexdigest(), tensors=digests)
+
+
+def tensors_in(path: Path) -> Sequence[StoredTensor]:
+    """Those by which a file is known; none where it is known as a whole."""
+    if path.suffix != SAFETENSORS:
+        return ()
+    try:
+        return tuple(tensors_of(path))
+    except UserInputError:  # its header is damaged, or has integers
+        return ()
 
 
 def model_files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
@@ -71,12 +80,17 @@ def model_files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:
             yield path
 
 
+def _digest(reader: TensorReader, tensor: StoredTensor) -> int:
+    pieces = _pieces(reader, tensor)
+    return sum(bit_digest(rows, first_row=first_row) for first_row, rows in pieces) % MODULUS
+
+
 def _pieces(reader: TensorReader, tensor: StoredTensor) -> Iterator[tuple[int, Tensor]]:
     """Whole rows of `tensor` and the first one's number; each piece is overwritten by the next."""
     num_rows = tensor.shape[0] if tensor.shape else 1
     row_bytes = tensor.num_bytes // max(1, num_rows)
     at_a_time = max(1, _PIECE_BYTES // max(1, row_bytes))
-    buffer = torch.empty((min(num_rows, at_a_time), row_bytes), dtype=torch.uint8)
+    buffer = empty((min(num_rows, at_a_time), row_bytes), dtype=uint8)
     for first_row in range(0, num_rows, at_a_time):
         rows = buffer[: num_rows - first_row]
         reader.fill(rows.flatten().numpy().data, tensor.offset + first_row * row_bytes)

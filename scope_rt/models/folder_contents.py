@@ -1,173 +1,186 @@
-"""The fingerprint of a model folder and the checksums of its weights come from one read of it.
+"""The files of a model folder are known by what is read of them anyway, and stay known.
 
-Ranks compare fingerprints before they load, and each reads its own slices only: so one rank of a
-machine reads the whole folder once (the others wait for it), and `content_cache` keeps what it
-found. After that, as long as no file changes, a fingerprint costs one `stat` per file, and weights
-are read by slice alone. So a machine reads a folder once more than its weights need, the first time
-it sees it; and the files of the weights again for each new dtype of use.
+Ranks that load the weights digest their slices as they read them; together these are the digests of
+whole tensors (`learn`). A folder's manifest says them before anybody reads. What is known neither
+way is read (`entries`), by one process of a machine while the others wait. `content_cache` keeps
+all of it as long as no file changes: then a fingerprint costs one `stat` per file.
 
-Kept checksums are also what finds a disk that gives other bytes later than it did then: the shards
-that ranks load no longer add up to them.
+Kept digests are also what finds a disk that gives other bytes later than it did then: the slices
+that ranks load no longer add up to them. Of a folder without a manifest the first load is what all
+later ones are held against.
 """
 
 import hashlib
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
-
 from scope_contracts.errors import UserInputError
-from scope_rt.bit_digest import bit_digest
-from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
-from scope_rt.models.file_contents import model_files, read_file
-from scope_rt.models.weight_files import WeightFiles
-from scope_rt.tensors import NAMES
+from scope_rt.models.content_cache import ContentCache, FileContent, Stamp, boot_id
+from scope_rt.models.file_contents import FileEntry, entry_of, entry_of_tensors, model_files
 
 
 class FolderContents:
     """What the files of one model folder hold, read when it is first asked for."""
 
-    def __init__(self, folder: Path, weights: WeightFiles, *, cache: ContentCache | None) -> None:
-        self._folder, self._weights, self._cache = folder, dict(weights.by_file()), cache
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        vouched: Mapping[str, FileEntry],
+        cache: ContentCache | None,
+    ) -> None:
+        """`vouched` are the files of a manifest: tensors of theirs are not read here."""
+        self._folder, self._cache = folder, cache
+        self._vouched = {name: entry for name, entry in vouched.items() if entry.tensors}
         self._known: dict[str, FileContent] = {}
+        self._at_start: Mapping[str, Stamp] = {}
+        self._started_ns = 0
 
-    def fingerprint(self, dtype: torch.dtype | None = None) -> str:
-        """SHA-256 over names and bytes of all files but hidden ones and the manifest.
+    def entries(self) -> dict[str, FileEntry]:
+        """What all files hold, but hidden ones and the manifest; reads what is not known.
+
+        Raises:
+            UserInputError: a file cannot be read.
+        """
+        with _readable(self._folder):
+            stamps = self._stamps()
+            if self._lacking(stamps) and self._cache is not None:
+                with self._cache.lock():
+                    self._known |= self._cache.load()
+                    read = self._read_lacking(stamps)
+            else:
+                read = self._read_lacking(stamps)
+            known = {name: content.entry for name, content in self._known.items()}
+            found = known | self._vouched_now(stamps) | read
+            return {name: found[name] for name in stamps}
+
+    def tensors_known(self, files: Iterable[str]) -> dict[str, Mapping[str, int]] | None:
+        """The digests of the tensors of each of these files; None where they are not known of one.
+        Reads no tensor."""
+        kept, known = self.kept(), {}
+        for name in files:
+            entry = self._vouched.get(name) or kept.get(name)
+            if entry is None:
+                return None
+            known[name] = entry.tensors
+        return known
+
+    def place(self) -> str:
+        """Where the files lie, and their times: equal for ranks that read the very same ones.
+
+        What is learned afterwards counts only if nobody has written them in between. Raises
+        `UserInputError`.
+        """
+        with _readable(self._folder):
+            self._started_ns, self._at_start = time.time_ns(), self._stamps()
+            place = hashlib.sha256(boot_id().encode())
+            for name, stamp in sorted(self._at_start.items()):
+                device = (self._folder / name).stat().st_dev
+                place.update(f"{name} {device} {stamp}\n".encode())
+            return place.hexdigest()
+
+    def learn(self, tensors: Mapping[str, Mapping[str, int]], *, keep: bool) -> None:
+        """All ranks together have read these digests of whole files since `place`.
 
         Args:
-            dtype: of use, where `checksums` will be asked for too: then one read gives both.
-
-        Raises:
-            UserInputError: a file cannot be read.
+            keep: whether this process is the one that keeps them for later ones.
         """
-        digest = hashlib.sha256()
-        for name, content in sorted(self._read(dtype).items()):
-            digest.update(name.encode())
-            digest.update(bytes.fromhex(content.sha256))
-        return digest.hexdigest()
+        with _readable(self._folder):
+            for name, digests in tensors.items():
+                stamp = Stamp.of(self._folder / name)
+                if stamp == self._at_start.get(name) and stamp.is_settled(self._started_ns):
+                    entry = entry_of_tensors(self._folder / name, digests)
+                    self._known[name] = FileContent(stamp=stamp, entry=entry)
+            if keep and self._cache is not None:
+                with self._cache.lock():
+                    self._cache.save(self._cache.load() | self._known)
 
-    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
-        """The checksum of every whole weight in the dtype of use, by its diffusers name.
+    def read_again(self, names: Iterable[str]) -> dict[str, FileEntry]:
+        """Read these files whole, whatever is known of them; keeps what was not.
 
-        Raises:
-            UserInputError: a file cannot be read.
+        Raises `OSError` or `UserInputError`.
         """
-        return self._kept(dtype, _key(dtype))
+        kept, read = self.kept(), {}
+        for name in names:
+            now_ns, stamp = time.time_ns(), Stamp.of(self._folder / name)
+            entry = read[name] = entry_of(self._folder / name)
+            if name not in kept and stamp.is_settled(now_ns):
+                self._known[name] = FileContent(stamp=stamp, entry=entry)
+        return read
 
-    def stored_digests(self, dtype: torch.dtype) -> dict[str, int]:
-        """As `checksums`, and by the same read; but in the files' own dtypes."""
-        return self._kept(dtype, _key(None))
-
-    def sha256s(self) -> dict[str, str]:
-        """Of every file, by its name relative to the folder. Raises `UserInputError`."""
-        return {name: content.sha256 for name, content in self._read(None).items()}
-
-    def kept_sha256s(self) -> dict[str, str]:
-        """Those that are known already, of files that nobody has written since; reads none."""
+    def kept(self) -> dict[str, FileEntry]:
+        """What is known already, of files that nobody has written since; reads none."""
         if self._cache is not None:
             self._known = self._cache.load() | self._known
-        return kept_sha256s(self._folder, self._known)
+        return kept_entries(self._folder, self._known)
 
-    def _kept(self, dtype: torch.dtype, key: str) -> dict[str, int]:
-        contents = self._read(dtype)
+    def _stamps(self) -> dict[str, Stamp]:
+        paths = model_files(self._folder)
+        return {path.relative_to(self._folder).as_posix(): Stamp.of(path) for path in paths}
+
+    def _lacking(self, stamps: Mapping[str, Stamp]) -> list[str]:
+        """The files that must be read."""
+        return [
+            name
+            for name, stamp in stamps.items()
+            if name not in self._vouched
+            and (name not in self._known or self._known[name].stamp != stamp)
+        ]
+
+    def _vouched_now(self, stamps: Mapping[str, Stamp]) -> dict[str, FileEntry]:
+        """Their headers are read; whoever loads the tensors finds whether they are those."""
         return {
-            name: contents[self._name(path)].checksums[key][name]
-            for path, tensors in self._weights.items()
-            for name, _ in tensors
+            name: entry_of_tensors(self._folder / name, entry.tensors)
+            for name, entry in self._vouched.items()
+            if name in stamps
         }
 
-    def _read(self, dtype: torch.dtype | None) -> Mapping[str, FileContent]:
-        """What all files hold now; only files that changed, or lack checksums, are read."""
-        try:
-            paths = {*model_files(self._folder), *self._weights}
-            stamps = {self._name(path): Stamp.of(path) for path in paths}
-            if self._lacking(stamps, dtype) and self._cache is not None:
-                self._known |= self._cache.load()
-            if not self._lacking(stamps, dtype):
-                return {name: self._known[name] for name in stamps}
-            if self._cache is None:
-                return self._read_lacking(stamps, dtype)
-            with self._cache.lock():
-                self._known |= self._cache.load()
-                return self._read_lacking(stamps, dtype)
-        except OSError as error:
-            raise UserInputError(
-                f"cannot read {error.filename or self._folder}: {error.strerror}; copy it again"
-            ) from error
-
-    def _lacking(self, stamps: Mapping[str, Stamp], dtype: torch.dtype | None) -> list[str]:
-        """The files of which too little is known."""
-        needed: dict[str, set[str]] = {}
-        if dtype is not None:
-            for path, tensors in self._weights.items():
-                needed[self._name(path)] = {name for name, _ in tensors}
-        lacking = []
-        for name, stamp in stamps.items():
-            known = self._known.get(name)
-            if known is None or known.stamp != stamp:
-                lacking.append(name)
-            elif dtype is not None:
-                keys = (_key(dtype), _key(None))
-                sums = [known.checksums.get(key, {}).keys() for key in keys]
-                lacking += [name] if needed.get(name, set()) - (sums[0] & sums[1]) else []
-        return lacking
-
-    def _read_lacking(
-        self, stamps: Mapping[str, Stamp], dtype: torch.dtype | None
-    ) -> Mapping[str, FileContent]:
+    def _read_lacking(self, stamps: Mapping[str, Stamp]) -> dict[str, FileEntry]:
         """Read what is lacking; what may change unnoticed is returned, but not remembered.
 
         Each file is kept at once, so that a start that ran out of time helps the next one.
         """
-        contents = {name: self._known.get(name) for name in stamps}
-        for name in self._lacking(stamps, dtype):
+        read = {}
+        for name in self._lacking(stamps):
             now_ns = time.time_ns()  # a write from here on changes the stamp of a settled file
-            content = self._read_file(self._folder / name, stamps[name], dtype)
-            known = contents[name]
-            if known is not None and (known.stamp, known.sha256) == (content.stamp, content.sha256):
-                content = replace(content, checksums={**known.checksums, **content.checksums})
-            contents[name] = content
-            if content.stamp.is_settled(now_ns):
-                self._known[name] = content
+            read[name] = self._read_file(self._folder / name)
+            if stamps[name].is_settled(now_ns):
+                self._known[name] = FileContent(stamp=stamps[name], entry=read[name])
             self._known = {name: known for name, known in self._known.items() if name in stamps}
             if self._cache is not None:
                 self._cache.save(self._known)
-        return {name: content for name, content in contents.items() if content is not None}
+        return read
 
-    def _read_file(self, path: Path, stamp: Stamp, dtype: torch.dtype | None) -> FileContent:
-        named = self._weights.get(path)
-        if named is None or dtype is None:
-            return FileContent(stamp=stamp, sha256=read_file(path).sha256, checksums={})
-        read = read_file(path, [tensor for _, tensor in named], dtype)
-        return FileContent(
-            stamp=stamp,
-            sha256=read.sha256,
-            checksums={
-                _key(None): {name: read.stored[tensor.name] for name, tensor in named},
-                _key(dtype): {name: read.in_use[tensor.name] for name, tensor in named},
-            },
-        )
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._folder).as_posix()
+    def _read_file(self, path: Path) -> FileEntry:
+        return entry_of(path)
 
 
-def kept_sha256s(folder: Path, known: Mapping[str, FileContent]) -> dict[str, str]:
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserInputError(
+            f"cannot read {error.filename or folder}: {error.strerror}; copy it again"
+        ) from error
+
+
+def kept_entries(folder: Path, known: Mapping[str, FileContent]) -> dict[str, FileEntry]:
     """Of the files of `folder` that nobody has written since they were read."""
     kept = {}
     for name, content in known.items():
         with suppress(OSError):
             if Stamp.of(folder / name) == content.stamp:
-                kept[name] = content.sha256
+                kept[name] = content.entry
     return kept
 
 
-@cache
-def _key(dtype: torch.dtype | None) -> str:
-    """Under which checksums in the dtype of use are kept, or in the files' own where that is None:
-    those of another function are others."""
-    return f"{'stored' if dtype is None else NAMES[dtype]} {bit_digest(torch.arange(9.0)):x}"
+def fingerprint_of(entries: Mapping[str, FileEntry]) -> str:
+    """SHA-256 over names and digests of all files."""
+    digest = hashlib.sha256()
+    for name, entry in sorted(entries.items()):
+        digest.update(name.encode())
+        digest.update(bytes.fromhex(entry.digest))
+    return digest.hexdigest()

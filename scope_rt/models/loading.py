@@ -20,20 +20,21 @@ from torch import Tensor
 
 from scope_contracts.errors import UserInputError, mismatch
 from scope_contracts.geometry import ChunkGeometry
+from scope_contracts.weights import Checksums
+from scope_rt.bit_digest import bit_digest
 from scope_rt.collectives import Collectives
-from scope_rt.models.causal_wan import CausalWanModel
+from scope_rt.models.causal_wan import CausalWanModel, DigestsAsRead
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.content_cache import ContentCache
-from scope_rt.models.file_contents import model_files, read_file
+from scope_rt.models.file_contents import model_files
 from scope_rt.models.fingerprint import shard_digest
-from scope_rt.models.folder_contents import FolderContents
-from scope_rt.models.manifest import Manifest
+from scope_rt.models.folder_contents import FolderContents, fingerprint_of
+from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.registry import CODECS, TEXT_ENCODERS
 from scope_rt.models.shards import check_degree, shard_of, shards_of
 from scope_rt.models.weight_files import WeightFiles
 from scope_rt.tensor_files.fitting import check_fit
-from scope_rt.tensor_files.stored_tensor import TensorReader
 from scope_rt.tensors import NAMES
 from scope_rt.text.encoder import TextEncoder, TextSizes
 from scope_rt.vae.codec import CodecSizes, VideoCodec
@@ -69,46 +70,84 @@ class ModelFolder:
         config = CausalWanConfig.from_folder(path / "transformer")
         weights = WeightFiles.open(path / "transformer")
         _check_weights(path / "transformer", weights, config)
+        manifest = Manifest.read(path)
         return cls(
             path=path,
             recipe=Recipe.from_folder(path),
             config=config,
             weights=weights,
-            contents=FolderContents(path, weights, cache=ContentCache.of(path)),
-            manifest=Manifest.read(path),
+            contents=FolderContents(
+                path,
+                vouched={} if manifest is None else manifest.files,
+                cache=ContentCache.of(path),
+            ),
+            manifest=manifest,
         )
 
-    def fingerprint(self, dtype: torch.dtype | None = None) -> str:
-        """SHA-256 over all files of the folder, so that ranks can tell they hold the same model.
+    def fingerprint(self) -> str:
+        """SHA-256 over what all files of the folder hold, by which a stream knows its model.
 
-        The first call on a machine reads the folder; later ones look at sizes and times only (see
-        `folder_contents`). With the `dtype` of use, that read gives `checksums` as well.
+        Reads the files of which nothing is known (see `folder_contents`): none once the folder was
+        loaded on this machine.
 
         Raises:
+            UserInputError: a file cannot be read.
             FingerprintError: a file is not what the folder's manifest says.
         """
-        fingerprint = self.contents.fingerprint(dtype)
+        entries = self.contents.entries()
+        if missing := self._tensors_by_file().keys() - entries.keys():
+            raise UserInputError(
+                f"cannot read {self.path / min(missing)}: it is gone; copy it again"
+            )
         if self.manifest is not None:
-            self.manifest.check(self.path, self.contents.sha256s())
-        return fingerprint
+            self.manifest.check(self.path, entries)
+        return fingerprint_of(entries)
 
-    def checksums(self, dtype: torch.dtype) -> dict[str, int]:
-        """The checksum of every whole weight, in the dtype of use; kept as `fingerprint` is."""
-        return self.contents.checksums(dtype)
+    def known_digests(self) -> dict[str, int] | None:
+        """What the `stored` digests of all ranks' slices must add up to, by the same names: those
+        of the manifest, or of the first time that the folder was read. None where neither is
+        known. Reads no weights."""
+        files = self._tensors_by_file()
+        known = self.contents.tensors_known(files)
+        if known is None or any(known[name].keys() != files[name].keys() for name in files):
+            return None
+        return {
+            f"{file}/{name}": known[file][tensor]
+            for file, names in files.items()
+            for tensor, name in names.items()
+        }
 
-    def stored_digests(self, dtype: torch.dtype) -> dict[str, int]:
-        """What `digests_as_read` of all ranks' slices must add up to, by the same names.
+    def learn(self, whole: Checksums, *, keep: bool) -> None:
+        """All ranks together have read these weights, by the names of `stored` digests."""
+        self.contents.learn(
+            {
+                file: {tensor: whole[f"{file}/{name}"] for tensor, name in names.items()}
+                for file, names in self._tensors_by_file().items()
+            },
+            keep=keep,
+        )
 
-        The manifest says it; without one, what was there when the folder was first read.
+    def check_files(self, whole: Checksums) -> None:
+        """Read again what ranks have read otherwise than the manifest says.
+
+        Raises:
+            ModelDamageError: naming the file's tensor that is another; without it, a rank erred.
         """
-        first_read = {} if self.manifest is not None else self.contents.stored_digests(dtype)
-        digests = {}
-        for path, tensors in self.weights.by_file():
-            file = path.relative_to(self.path).as_posix()
-            named = {} if self.manifest is None else self.manifest.files[file].tensors
-            for name, tensor in tensors:
-                digests[f"{file}/{name}"] = named[tensor.name] if named else first_read[name]
-        return digests
+        if self.manifest is None:
+            return
+        for name, tensor in self.weights.tensors.items():
+            file = tensor.path.relative_to(self.path).as_posix()
+            want = self.manifest.files[file].tensors[tensor.name]
+            if whole[f"{file}/{name}"] != want and bit_digest(tensor.read()) != want:
+                what = "is not what it was"
+                raise refusal(self.path, Difference(file=file, tensor=tensor.name, what=what))
+
+    def _tensors_by_file(self) -> dict[str, dict[str, str]]:
+        """The diffusers name of each weight, by its file and its name there."""
+        return {
+            path.relative_to(self.path).as_posix(): {each.name: name for name, each in tensors}
+            for path, tensors in self.weights.by_file()
+        }
 
     def transformer(
         self, group: Collectives, *, dtype: torch.dtype, device: torch.device
@@ -122,17 +161,18 @@ class ModelFolder:
             UserInputError: the heads do not divide, or a file cannot be read.
         """
         check_degree(self.config, group.size)
-        slices, as_read = {}, {}
+        slices, stored, used = {}, dict[str, int](), dict[str, int]()
         for path, tensors in self.weights.by_file():
             file = path.relative_to(self.path).as_posix()
-            with TensorReader(path) as reader:
-                for name, tensor in tensors:
-                    shard = shard_of(name, group)
-                    part = reader.read(tensor, shard)
-                    as_read[f"{file}/{name}"] = shard_digest(part, shard)
-                    slices[name] = part.to(device, dtype)
+            for name, tensor in tensors:
+                shard = shard_of(name, group)
+                part = tensor.read(shard)
+                digest = stored[f"{file}/{name}"] = shard_digest(part, shard)
+                # Not of what is kept: that is compared with it, wherever it lies.
+                used[name] = digest if part.dtype is dtype else shard_digest(part.to(dtype), shard)
+                slices[name] = part.to(device, dtype)
         model = _with_slices(self.config, slices, group)
-        model.digests_as_read = as_read
+        model.as_read = DigestsAsRead(stored=stored, used=used)
         return model
 
     def codec(self) -> VideoCodec:
@@ -161,19 +201,19 @@ class ModelFolder:
 
     def _check_part(self, part: str) -> None:
         """Read the files of a part and compare them: who loads them reads them whole, once."""
-        known = self.manifest or Manifest.of_sha256s(self.contents.kept_sha256s())
-        files = (path.relative_to(self.path).as_posix() for path in model_files(self.path / part))
+        known = self.manifest or Manifest(files=self.contents.kept())
         try:
-            sha256s = {name: read_file(self.path / name).sha256 for name in files}
+            paths = [*model_files(self.path / part)]
+            found = self.contents.read_again(
+                path.relative_to(self.path).as_posix() for path in paths
+            )
         except (FileNotFoundError, NotADirectoryError):
             return  # whoever loads it says what is missing
         except OSError as error:
             raise UserInputError(
                 f"cannot read {error.filename or self.path / part}: {error.strerror}; copy it again"
             ) from error
-        known.check(
-            self.path, {name: sha256s[name] for name in sha256s.keys() & known.files.keys()}
-        )
+        known.check(self.path, {name: found[name] for name in found.keys() & known.files.keys()})
 
     def check_parts(self) -> None:
         """Load codec and text encoder once, so that no rank is the first to find they cannot be.

@@ -1,8 +1,8 @@
 """A model folder's manifest says what every byte of it was when somebody vouched for it.
 
-`scope_manifest.json` names the SHA-256 of every file of the folder, and of a file of weights the
-digest of every tensor in the file's own dtype (`bit_digest`). It is no part of the model: the
-fingerprint leaves it out.
+`scope_manifest.json` has the digest of every file of the folder, and of a file of weights that of
+every tensor in the file's own dtype (`file_contents`). It is no part of the model: the fingerprint
+leaves it out.
 """
 
 import hashlib
@@ -14,19 +14,10 @@ from typing import Self
 
 from scope_contracts.errors import ModelDamageError, UserInputError
 from scope_rt import output_file
-from scope_rt.models.file_contents import MANIFEST_NAME, FileRead, model_files, read_file
-from scope_rt.tensor_files.safetensors_file import tensors_of
+from scope_rt.models.file_contents import MANIFEST_NAME, FileEntry, entry_of, model_files
 
-_VERSION = 1
+_VERSION = 2
 _WEIGHTS = ".safetensors"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
-    """One file; `tensors` has digests by the names in the file."""
-
-    sha256: str
-    tensors: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +55,6 @@ class Manifest:
             ) from error
 
     @classmethod
-    def of_sha256s(cls, sha256s: Mapping[str, str]) -> Self:
-        """What is known without a manifest: files, and not the tensors in them."""
-        return cls(files={name: FileEntry(sha256=was, tensors={}) for name, was in sha256s.items()})
-
-    @classmethod
     def read(cls, folder: Path) -> Self | None:
         """The manifest that lies in `folder`; None where there is none.
 
@@ -83,7 +69,7 @@ class Manifest:
             return cls(
                 files={
                     name: FileEntry(
-                        sha256=entry["sha256"],
+                        digest=entry["digest"],
                         tensors={key: int(digest, 16) for key, digest in entry["tensors"].items()},
                     )
                     for name, entry in plain["files"].items()
@@ -101,7 +87,7 @@ class Manifest:
         """Put it into `folder`, whole or not at all; returns its path. Raises `UserInputError`."""
         files = {
             name: {
-                "sha256": entry.sha256,
+                "digest": entry.digest,
                 "tensors": {key: f"{digest:016x}" for key, digest in entry.tensors.items()},
             }
             for name, entry in self.files.items()
@@ -118,28 +104,21 @@ class Manifest:
             got = found.files.get(name)
             if got is None:
                 yield Difference(file=name, tensor=None, what="is gone")
-            elif got.sha256 != want.sha256:
+            elif got.digest != want.digest:
                 yield from _in_file(name, want, got)
         for name in found.files.keys() - self.files.keys():
             if name.endswith(_WEIGHTS):
                 yield Difference(file=name, tensor=None, what="was added")
 
-    def check(self, folder: Path, sha256s: Mapping[str, str]) -> None:
-        """Compare with the SHA-256 of files of `folder`; those that are not given are not compared.
+    def check(self, folder: Path, found: Mapping[str, FileEntry]) -> None:
+        """Compare with what was found in `folder`; files that are not given are not compared.
 
         Raises:
             ModelDamageError: naming the tensor or the file that is another.
         """
-        for name, sha256 in sha256s.items():
-            want = self.files.get(name)
-            if want is not None and want.sha256 == sha256:
-                continue
-            got = FileEntry(sha256=sha256, tensors={})
-            if want is not None and want.tensors:
-                got = entry_of(folder / name)
-            known = Manifest(files={} if want is None else {name: want})
-            for difference in known.differences(Manifest(files={name: got})):
-                raise refusal(folder, difference)
+        known = Manifest(files={name: self.files[name] for name in found if name in self.files})
+        for difference in known.differences(Manifest(files=found)):
+            raise refusal(folder, difference)
 
 
 def refusal(folder: Path, difference: Difference) -> ModelDamageError:
@@ -148,16 +127,6 @@ def refusal(folder: Path, difference: Difference) -> ModelDamageError:
         f"model folder {folder}: {difference}; copy the folder again, or if that was changed on "
         f"purpose, vouch for it with scope-rt model verify {folder} --write"
     )
-
-
-def entry_of(path: Path) -> FileEntry:
-    """What a file holds now. Raises `OSError` or `UserInputError`."""
-    try:
-        tensors = list(tensors_of(path)) if path.suffix == _WEIGHTS else []
-    except UserInputError:  # its header is damaged, or has integers: then the whole file counts
-        tensors = []
-    read: FileRead = read_file(path, tensors)
-    return FileEntry(sha256=read.sha256, tensors=read.stored)
 
 
 def _in_file(name: str, want: FileEntry, got: FileEntry) -> Iterator[Difference]:

@@ -11,7 +11,13 @@ from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.mesh.authentic import SealedStore
 from scope_rt.mesh.failures import RankAddresses
 from scope_rt.mesh.heartbeat import Heartbeat
-from scope_rt.mesh.loaded import MeshResumePoint, RankLoaded, decode_loaded, encode_loaded
+from scope_rt.mesh.loaded import (
+    MeshResumePoint,
+    RankLoaded,
+    WeightsLoaded,
+    decode_loaded,
+    encode_loaded,
+)
 from scope_rt.mesh.meeting_point import host_store
 from scope_rt.mesh.peer_check import PeerReport
 from scope_rt.mesh.rendezvous import Roster
@@ -39,9 +45,10 @@ HELD = {"blocks.0.weight": 2**64 - 1, "a": 0, "b": 2**63}
 
 
 def test_a_rank_that_loaded_is_read_as_it_was_sent() -> None:
-    sent = RankLoaded(resume_point=POINT, held=HELD, checkpoint=HELD | {"a": 1})
+    weights = WeightsLoaded(held=HELD, used=HELD | {"a": 1}, stored={"file/a": 5}, known={})
+    sent = RankLoaded(resume_point=POINT, weights=weights)
     read = decode_loaded(encode_loaded(sent))
-    assert (read.held, read.checkpoint) == (sent.held, sent.checkpoint)
+    assert read.weights == weights
     assert read.resume_point.position == POINT.position
     got, want = read.resume_point.tail, POINT.tail
     assert got is not None
@@ -90,7 +97,9 @@ def test_garbage_is_refused_by_a_named_error(kind: str, data: bytes) -> None:
 
 
 def test_a_report_after_loading_that_is_cut_short_or_runs_on_is_refused() -> None:
-    whole = encode_loaded(RankLoaded(held=HELD, checkpoint=HELD))
+    whole = encode_loaded(
+        RankLoaded(weights=WeightsLoaded(held=HELD, used=HELD, stored=HELD, known=HELD))
+    )
     for data in (whole[:-1], whole + b"\0", whole[:20]):
         with pytest.raises(ContractError):
             decode_loaded(data)

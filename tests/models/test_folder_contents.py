@@ -6,22 +6,25 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from scope_contracts.errors import FingerprintError, UserInputError
-from scope_contracts.weights import check_loaded
+from scope_contracts.weights import added_up, check_loaded
 from scope_rt.bit_digest import bit_digest
 from scope_rt.collectives import SoloCollectives
-from scope_rt.models import content_cache, file_contents, folder_contents, weight_files
-from scope_rt.models.content_cache import ContentCache, FileContent, Stamp
-from scope_rt.models.fingerprint import Fingerprint
+from scope_rt.models import content_cache, file_contents
+from scope_rt.models.causal_wan import CausalWanModel
+from scope_rt.models.content_cache import ContentCache, Stamp
+from scope_rt.models.file_contents import FileEntry
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder
 from scope_rt.models.shards import is_sharded
 from scope_rt.tensor_files.stored_tensor import TensorReader
+from tests.tensor_parallel import CPU, Group
 from tests.tiny_folder import write_tiny_folder
 
 WEIGHTS = f"transformer/{WEIGHTS_NAME}"
@@ -52,11 +55,9 @@ def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     read = FolderContents._read_file
 
-    def counted(
-        self: FolderContents, path: Path, stamp: Stamp, dtype: torch.dtype | None
-    ) -> FileContent:
+    def counted(self: FolderContents, path: Path) -> FileEntry:
         names.append(path.relative_to(self._folder).as_posix())
-        return read(self, path, stamp, dtype)
+        return read(self, path)
 
     monkeypatch.setattr(FolderContents, "_read_file", counted)
     return names
@@ -64,81 +65,108 @@ def files_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def fingerprint(folder: Path) -> str:
     """As a process of its own would see it."""
-    return ModelFolder.open(folder).fingerprint(torch.float32)
+    return ModelFolder.open(folder).fingerprint()
+
+
+def digests(folder: Path) -> dict[str, int]:
+    """What is known of the weights, as a process of its own would see it."""
+    known = ModelFolder.open(folder).known_digests()
+    assert known is not None
+    return known
 
 
 def test_a_folder_that_was_read_is_not_read_again(folder: Path, files_read: list[str]) -> None:
-    first = ModelFolder.open(folder)
-    seen = first.fingerprint(torch.float32), first.checksums(torch.float32)
+    assert ModelFolder.open(folder).known_digests() is None
+    seen = fingerprint(folder), digests(folder)
     assert len(files_read) == NUM_FILES
-    again = ModelFolder.open(folder)
-    assert (again.fingerprint(torch.float32), again.checksums(torch.float32)) == seen
+    assert (fingerprint(folder), digests(folder)) == seen
     assert len(files_read) == NUM_FILES
 
 
-def test_fingerprint_and_checksums_take_one_read(
+def test_each_byte_of_the_weights_is_read_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans: list[tuple[int, int]] = []
     fill = TensorReader.fill
 
     def counted(self: TensorReader, target: memoryview, offset: int) -> None:
-        spans.append((offset, offset + len(target)))
+        if self.path == folder / WEIGHTS:
+            spans.append((offset, offset + len(target)))
         fill(self, target, offset)
 
     monkeypatch.setattr(TensorReader, "fill", counted)
     monkeypatch.setattr(file_contents, "_PIECE_BYTES", 64)
-    model = ModelFolder.open(folder)
-    model.fingerprint(torch.float32)
-    model.checksums(torch.float32)
+    fingerprint(folder)
     starts, ends = zip(*sorted(spans), strict=True)
     assert starts == (0, *ends[:-1])
     assert ends[-1] == (folder / WEIGHTS).stat().st_size
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_checksums_are_those_of_the_whole_weights_in_the_dtype_of_use(
-    folder: Path, dtype: torch.dtype
-) -> None:
+def test_digests_are_those_of_the_whole_weights_in_the_dtype_of_the_file(folder: Path) -> None:
+    fingerprint(folder)
     whole = load_file(folder / WEIGHTS)
-    want = {name: bit_digest(weight.to(dtype)) for name, weight in whole.items()}
-    assert ModelFolder.open(folder).checksums(dtype) == want
-    assert ModelFolder.open(folder).checksums(dtype) == want
+    assert digests(folder) == {
+        f"{WEIGHTS}/{name}": bit_digest(weight) for name, weight in whole.items()
+    }
 
 
-def test_another_dtype_of_use_reads_the_weights_and_forgets_nothing(
-    folder: Path, files_read: list[str]
+def load(folder: Path, size: int = 2) -> ModelFolder:
+    """What the ranks of a group do, in one process."""
+    model = ModelFolder.open(folder)
+    model.contents.place()
+    read = {
+        rank: model.transformer(Group(rank, size), dtype=torch.bfloat16, device=CPU).as_read.stored
+        for rank in range(size)
+    }
+    model.learn(added_up(read, is_sharded), keep=True)
+    return model
+
+
+def test_what_ranks_loaded_by_slice_is_what_the_files_hold(
+    folder: Path, files_read: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ModelFolder.open(folder).fingerprint(torch.float32)
-    files_read.clear()
-    ModelFolder.open(folder).checksums(torch.bfloat16)
-    assert files_read == [WEIGHTS]
-    ModelFolder.open(folder).checksums(torch.float32)
-    assert files_read == [WEIGHTS]
+    """So nobody reads the weights for their digests."""
+    known = load(folder).known_digests()
+    assert known == digests(folder), "kept for other processes too"
+    seen = fingerprint(folder)
+    assert WEIGHTS not in files_read
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    assert (fingerprint(folder), digests(folder)) == (seen, known)
+    assert WEIGHTS in files_read
 
 
-def test_checksums_of_another_function_or_of_other_names_do_not_count(
+def test_weights_that_were_written_while_they_were_loaded_are_not_known(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ModelFolder.open(folder).checksums(torch.float32)
+    transformer = ModelFolder.transformer
+
+    def racing(self: ModelFolder, *arguments: Any, **options: Any) -> CausalWanModel:
+        model = transformer(self, *arguments, **options)
+        path = folder / WEIGHTS
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        return model
+
     with monkeypatch.context() as patch:
-        for module in (folder_contents, file_contents):
-            patch.setattr(module, "bit_digest", lambda part, **at: bit_digest(part, **at) * 3)
-        folder_contents._key.cache_clear()
-        other = ModelFolder.open(folder).checksums(torch.float32)
-    folder_contents._key.cache_clear()
-    sums = ModelFolder.open(folder).checksums(torch.float32)
-    assert other == {name: value * 3 % 2**64 for name, value in sums.items()}
+        patch.setattr(ModelFolder, "transformer", racing)
+        assert load(folder).known_digests() is None
+    assert ModelFolder.open(folder).known_digests() is None
+
+
+def test_weights_that_were_written_just_now_are_not_known(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_cache, "_SETTLED_NS", 10**12)  # this test may take its time
+    assert load(folder).known_digests() is None
+
+
+def test_digests_of_another_function_do_not_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fingerprint(folder)
     with monkeypatch.context() as patch:
-        renamed = {f"new.{name}": value for name, value in sums.items()}
-        patch.setattr(
-            weight_files,
-            "to_diffusers",
-            lambda stored: {f"new.{name}": tensor for name, tensor in stored.items()},
-        )
-        weights = weight_files.WeightFiles.open(folder / "transformer")
-        contents = FolderContents(folder, weights, cache=ContentCache.of(folder))
-        assert contents.checksums(torch.float32) == renamed
+        patch.setattr(content_cache, "bit_digest", lambda part: 7)
+        assert ModelFolder.open(folder).known_digests() is None
+    assert digests(folder)
 
 
 def grow(path: Path) -> None:
@@ -232,13 +260,11 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
 ) -> None:
     read = FolderContents._read_file
 
-    def racing(
-        self: FolderContents, path: Path, stamp: Stamp, dtype: torch.dtype | None
-    ) -> FileContent:
-        content = read(self, path, stamp, dtype)
+    def racing(self: FolderContents, path: Path) -> FileEntry:
+        entry = read(self, path)
         if path.name == "recipe.json":
             rewrite(path)
-        return content
+        return entry
 
     with monkeypatch.context() as patch:
         patch.setattr(FolderContents, "_read_file", racing)
@@ -253,12 +279,10 @@ def test_files_that_were_read_before_a_start_failed_are_not_read_again(
 ) -> None:
     read, num_failed_after = FolderContents._read_file, 3
 
-    def failing(
-        self: FolderContents, path: Path, stamp: Stamp, dtype: torch.dtype | None
-    ) -> FileContent:
+    def failing(self: FolderContents, path: Path) -> FileEntry:
         if len(files_read) == num_failed_after:
             raise InterruptedError
-        return read(self, path, stamp, dtype)
+        return read(self, path)
 
     with monkeypatch.context() as patch, pytest.raises(UserInputError):
         patch.setattr(FolderContents, "_read_file", failing)
@@ -268,7 +292,7 @@ def test_files_that_were_read_before_a_start_failed_are_not_read_again(
 
 
 def flip_a_digit(text: str) -> str:
-    at = text.index('"sha256": "') + len('"sha256": "')
+    at = text.index('"digest": "') + len('"digest": "')
     return text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
 
 
@@ -304,10 +328,10 @@ def test_without_a_folder_to_write_to_everything_is_read(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     files_read.clear()
     model = ModelFolder.open(folder)
-    assert model.fingerprint(torch.float32) == before
+    assert model.fingerprint() == before
     assert len(files_read) == NUM_FILES
     model.fingerprint()
-    model.checksums(torch.float32)
+    model.known_digests()
     assert len(files_read) == NUM_FILES, "a process remembers by itself"
 
 
@@ -351,16 +375,18 @@ def test_a_rank_does_not_wait_for_ever_for_one_that_reads(
 def test_a_disk_that_gives_other_weights_under_the_same_times_is_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ModelFolder.open(folder).checksums(torch.float32)
+    fingerprint(folder)
     stamps = {path: Stamp.of(path) for path in folder.rglob("*")}
     weights = load_file(folder / WEIGHTS)
     weights["blocks.0.attn1.to_q.weight"][3, 2] += 1
     save_file(weights, folder / WEIGHTS)
     monkeypatch.setattr(Stamp, "of", staticmethod(stamps.__getitem__))
     model = ModelFolder.open(folder)
-    loaded = model.transformer(SoloCollectives(), dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(FingerprintError, match=r"weight blocks\.0\.attn1\.to_q\.weight"):
-        check_loaded({0: Fingerprint(loaded).checksums}, model.checksums(torch.float32), is_sharded)
+    loaded = model.transformer(SoloCollectives(), dtype=torch.float32, device=CPU)
+    known = model.known_digests()
+    assert known is not None
+    with pytest.raises(FingerprintError, match=r"/blocks\.0\.attn1\.to_q\.weight"):
+        check_loaded({0: loaded.as_read.stored}, known, is_sharded)
 
 
 def test_each_model_folder_has_its_own_entries(folder: Path, cache: Path) -> None:

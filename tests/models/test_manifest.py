@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scope_contracts.errors import FingerprintError, UserInputError
-from scope_contracts.weights import check_loaded
+from scope_contracts.weights import added_up, check_loaded
 from scope_rt.models import content_cache
 from scope_rt.models.content_cache import Stamp
 from scope_rt.models.file_contents import MANIFEST_NAME
@@ -22,7 +22,8 @@ from scope_rt.tensor_files.safetensors_file import tensors_of
 from scope_rt.tensor_files.stored_tensor import Shard, TensorReader
 from scope_runners.main import main
 from tests.models.test_folder_contents import cache, folder, settle
-from tests.models.test_weight_files import CPU, Group, rename_to_original, split_file
+from tests.models.test_weight_files import rename_to_original, split_file
+from tests.tensor_parallel import CPU, Group
 
 __all__ = ["cache", "folder"]
 WEIGHTS = f"transformer/{WEIGHTS_NAME}"
@@ -42,12 +43,18 @@ def flip(path: Path, position: int) -> None:
 
 def load(model: ModelFolder, size: int = 1, dtype: torch.dtype = torch.float32) -> None:
     """What ranks do before the first chunk."""
-    model.fingerprint(dtype)
+    known = model.known_digests()
     read = {
-        rank: model.transformer(Group(rank, size), dtype=dtype, device=CPU).digests_as_read
+        rank: model.transformer(Group(rank, size), dtype=dtype, device=CPU).as_read.stored
         for rank in range(size)
     }
-    check_loaded(read, model.stored_digests(dtype), is_sharded)
+    if known is not None:
+        try:
+            check_loaded(read, known, is_sharded)
+        except FingerprintError:
+            model.check_files(added_up(read, is_sharded))
+            raise
+    model.fingerprint()
     model.codec(), model.text_encoder()
 
 
@@ -107,7 +114,7 @@ def test_a_tensor_is_named_and_a_file_that_was_added(folder: Path) -> None:
     (stored,) = (each for each in tensors_of(folder / WEIGHTS) if each.name == SHARDED)
     flip(folder / WEIGHTS, stored.offset + 5)
     with pytest.raises(FingerprintError, match=f"{WEIGHTS}: tensor {SHARDED} is not what it was"):
-        ModelFolder.open(folder).fingerprint()
+        load(ModelFolder.open(folder), 2)
     flip(folder / WEIGHTS, stored.offset + 5)
     (folder / "notes.txt").write_text("mine")
     ModelFolder.open(folder).fingerprint()
@@ -150,19 +157,20 @@ def test_a_disk_that_gives_other_bytes_under_the_same_times_is_named(
     damage(weights)
     save_file(weights, folder / WEIGHTS)
     monkeypatch.setattr(Stamp, "of", staticmethod(stamps.__getitem__))
-    with pytest.raises(FingerprintError, match=f"weight {WEIGHTS}/{SHARDED}"):
+    with pytest.raises(FingerprintError, match=f"{WEIGHTS}(/|: tensor ){SHARDED}"):
         load(ModelFolder.open(folder), size)
 
 
 @pytest.mark.parametrize("is_vouched", [True, False])
 def test_two_ranks_shards_that_were_swapped_are_named(folder: Path, is_vouched: bool) -> None:
     model = vouched(folder) if is_vouched else ModelFolder.open(folder)
-    model.fingerprint(torch.float32)
-    whole = model.stored_digests(torch.float32)
+    model.fingerprint()
+    whole = model.known_digests()
+    assert whole is not None
     held = {}
     for rank in range(2):
         other = model.transformer(Group(1 - rank, 2), dtype=torch.float32, device=CPU)
-        held[rank] = dict(other.digests_as_read)
+        held[rank] = dict(other.as_read.stored)
         with TensorReader(folder / WEIGHTS) as reader:
             for name, tensor in model.weights.tensors.items():
                 if is_sharded(name):  # what this rank would say of the other one's bytes
@@ -183,7 +191,9 @@ def test_a_codec_or_text_encoder_that_rots_after_first_use_is_named(
     (weights,) = (folder / part).glob("*.safetensors")
     flip(weights, -3)
     monkeypatch.setattr(Stamp, "of", staticmethod(stamps.__getitem__))
-    with pytest.raises(FingerprintError, match=rf"{part}/{weights.name} is not what it was"):
+    with pytest.raises(
+        FingerprintError, match=rf"{part}/{weights.name}: tensor .* is not what it was"
+    ):
         load(ModelFolder.open(folder))
 
 
@@ -248,7 +258,7 @@ def test_the_command_compares_with_what_was_read_at_first_use(
 ) -> None:
     monkeypatch.setattr(content_cache, "_SETTLED_NS", 0)
     settle()
-    ModelFolder.open(folder).fingerprint(torch.float32)
+    ModelFolder.open(folder).fingerprint()
     code, out, _ = said(capsys, folder)
     assert code == 0
     assert out.startswith("compared with what this machine read at first use\n")
@@ -257,7 +267,7 @@ def test_the_command_compares_with_what_was_read_at_first_use(
     monkeypatch.setattr(Stamp, "of", staticmethod(stamps.__getitem__))
     code, _, err = said(capsys, folder)
     assert code == 1
-    assert f"{WEIGHTS} is not what it was" in err
+    assert f"{WEIGHTS}: tensor" in err
 
 
 def test_a_stream_of_a_damaged_model_shows_nothing(

@@ -21,7 +21,7 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.models.content_cache import FileContent
+from scope_rt.models.file_contents import FileEntry
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.record.reader import open_log
 from scope_rt.session import StreamSession
@@ -294,9 +294,9 @@ def test_a_model_that_this_machine_never_saw_is_read_once(
     files_read = Counter[Path]()
     read = FolderContents._read_file
 
-    def counted(contents: FolderContents, path: Path, *arguments: Any) -> FileContent:
+    def counted(contents: FolderContents, path: Path) -> FileEntry:
         files_read[path] += 1
-        return read(contents, path, *arguments)
+        return read(contents, path)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(FolderContents, "_read_file", counted)
