@@ -127,7 +127,7 @@ class RankGroup:
                     _LOG.info("attempt %d: rank %d is process %d", number, rank, pid)
                     self._pids[rank] = pid
                     if rank == 0 and self._stopped_by is not None:
-                        self._pass_on(self._stopped_by)
+                        self._signal(self._stopped_by, {0})
                 case RankEnded(rank, code):
                     _LOG.info("attempt %d: rank %d ended with %d", number, rank, code)
                     self._running.discard(rank)
@@ -274,10 +274,7 @@ class RankGroup:
             return
         self._stopped_by = signum
         self._bound(ORDERLY_END_S)
-        self._pass_on(signum)
-
-    def _pass_on(self, signum: signal.Signals) -> None:
-        self._signal(signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM, {0})
+        self._signal(signum, {0})
 
     def _escalate(self) -> bool:
         """Send SIGTERM, later SIGKILL; False when even that is spent."""

@@ -172,19 +172,16 @@ class _Run:
         return self.job.setup.environment
 
     @property
-    def will_resume(self) -> bool:
-        """Whether the ranks are started again although this one was told to stop.
-
-        torchrun ends its ranks by SIGTERM also when another host is lost.
-        """
-        is_told = self.stop.signum == signal.SIGTERM
-        return is_told and bool(self.environment.run_id) and self.environment.may_restart
+    def was_ended_by_person(self) -> bool:
+        """Whether Ctrl-C ended the stream: other signals come from a machine that shuts down too,
+        or from a launcher that has lost a host, and the stream can then be resumed."""
+        return self.stop.signum == signal.SIGINT
 
     def will_start_again(self, error: BaseException) -> bool:
         """Whether the launcher starts the ranks again after `error` in this process."""
         environment = self.environment
         if self.stop.signum is not None:
-            return self.will_resume
+            return False
         may_restart = environment.may_restart
         if environment.is_after_wrong and isinstance(error, IntegrityError):
             may_restart = False
@@ -282,7 +279,7 @@ def _conclude(run: _Run, failure: ScopeError | None, spans: tuple[Span, ...]) ->
     # An error of integrity may come with the last chunk: a resumed stream makes it again.
     is_wrong = isinstance(failure, IntegrityError) and not isinstance(failure, DamageError)
     complete = stage.num_chunks >= job.timeline.num_chunks and not is_wrong
-    keep = not complete and (failure is not None or run.will_resume)
+    keep = not complete and (failure is not None or not run.was_ended_by_person)
     stage.writer.close(keep=keep)
     cut_short = Ending.COMPLETE if complete else Ending.INTERRUPTED
     summary = summarise(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -137,7 +138,7 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
             return 0
         return header.next_chunk_index
 
-    progress = Progress(num_chunks_saved)
+    progress, told = Progress(num_chunks_saved), Progress(lambda: _written_ns(files.summary))
 
     def attempt_of(number: int) -> Attempt:
         environment = replace(setup.environment, attempt=number)
@@ -152,9 +153,13 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
         ),
         heartbeat_timeout_s=setup.config.mesh.heartbeat_timeout_s,
     )
-    if code > 128 and num_chunks_saved():
-        say_how_to_resume(job)
+    if code > 128 and num_chunks_saved() and not told.has_risen():
+        say_how_to_resume(job)  # rank0 could not
     return code
+
+
+def _written_ns(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def _serve(job: StreamJob, instruments: Instruments) -> int:

@@ -45,8 +45,8 @@ def main(argv):
     if word == "conclude":
         signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
     if word == "orderly":
-        signal.signal(signal.SIGTERM, note_and_leave)
-        signal.signal(signal.SIGINT, note_and_leave)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, note_and_leave)
     note(f"{attempt}.started")
     while len(list(pathlib.Path(".").glob(f"*.{attempt}.started"))) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.01)

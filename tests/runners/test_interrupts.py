@@ -66,6 +66,33 @@ def test_a_second_signal_leaves_a_stream_that_can_be_resumed(
 
 
 @pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_a_signal_that_is_no_ctrl_c_leaves_the_video_so_far_and_a_stream_that_can_be_resumed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
+    *,
+    is_launched: bool,
+) -> None:
+    out = tmp_path / "a.mp4"
+    with monkeypatch.context() as patch:
+        if is_launched:
+            as_rank_0_of_torchrun(patch, max_restarts=3)
+            patch.setenv("TORCHELASTIC_RUN_ID", "a")
+        signal_after_two_chunks(patch, signum)
+        assert main([*SHORT, "--out", str(out)]) == 128 + signum
+    assert num_frames(out) == 24
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"scope-rt: interrupted; the first 1.50 s are in {out}; add --resume to resume it\n"
+    )
+    assert main([*SHORT, "--out", str(out), "--resume"]) == 0
+    assert num_frames(out) == 48
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("is_joined", [False, True])
 def test_an_interrupted_end_says_to_resume_where_that_can_be_done(
     tmp_path: Path,

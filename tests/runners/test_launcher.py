@@ -76,14 +76,15 @@ def test_a_rank_that_stays_behind_a_finished_rank0_is_ended(
     assert elapsed_s < BOUND_S
 
 
-def test_ctrl_c_is_handed_to_rank0_only(folder: Path) -> None:
-    timer = signal_when_started(folder, signal.SIGINT, num_ranks=2)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_a_stop_signal_is_handed_to_rank0_only(folder: Path, signum: signal.Signals) -> None:
+    timer = signal_when_started(folder, signum, num_ranks=2)
     code, _ = launch("orderly", "orderly")
     timer.join()
     assert code == 100
-    assert (folder / "rank0.SIGINT").exists()
+    assert (folder / f"rank0.{signum.name}").exists()
     assert (folder / "rank1.SIGTERM").exists()
-    assert not (folder / "rank1.SIGINT").exists()
+    assert not (folder / f"rank1.{signum.name}").exists()
 
 
 def test_a_rank_that_dies_does_not_cut_short_an_orderly_end(
@@ -137,7 +138,8 @@ def test_no_rank_outlives_its_launcher(folder: Path, signum: signal.Signals) -> 
         process.wait(timeout=ORDERLY_END_S + BOUND_S)
     notes = list(folder.glob("*.started"))
     assert wait_for(lambda: not any(map(is_running, notes)), seconds=BOUND_S)
-    assert (folder / "rank0.SIGTERM").exists()
+    is_gone = signum == signal.SIGKILL
+    assert (folder / f"rank0.{'SIGTERM' if is_gone else signum.name}").exists()
 
 
 def test_a_suspended_rank_does_not_outlive_its_killed_launcher(folder: Path) -> None:
