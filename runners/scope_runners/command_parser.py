@@ -7,10 +7,10 @@ take any unique beginning of an option for the option.
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from scope_contracts.errors import UserInputError, shown
+from scope_runners.wording import nearest
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -58,9 +58,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def _unknown(kind: str, word: str, known: Iterable[str]) -> str:
-    near = get_close_matches(word, list(known), n=1)
-    nearest = f", the nearest is {near[0]}" if near else ""
-    return f"there is no {kind} {shown(word)}{nearest}"
+    return f"there is no {kind} {shown(word)}{nearest(word, known)}"
 
 
 def _is_number(word: str) -> bool:

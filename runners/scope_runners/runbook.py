@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scope_contracts import errors
 from scope_contracts.errors import UserInputError
+from scope_runners.wording import nearest
 
 FOLDER = Path(__file__).parent / "runbooks"
 """In the repository a link to its `runbooks`."""
@@ -37,10 +38,14 @@ def run_runbook(namespace: argparse.Namespace) -> int:
         for name, page in pages.items():
             print(f"{name:<{width}}  {_title(page)}")
         return 0
-    found = _page_of(namespace.name.removeprefix("runbooks/").removesuffix(".md"), pages)
+    name = namespace.name.removeprefix("runbooks/").removesuffix(".md")
+    found = _page_of(name, pages)
     if found is None:
-        known = ", ".join(pages)
-        raise UserInputError(f"no runbook is called {namespace.name!r}; there are {known}")
+        known = [*pages, *(page.rpartition("/")[2] for page in pages)]
+        raise UserInputError(
+            f"no runbook is called {namespace.name!r}{nearest(name, known)}; there are "
+            f"{', '.join(pages)}"
+        )
     print(pages[found].read_text(encoding="utf-8").rstrip())
     return 0
 

@@ -1,5 +1,8 @@
 """Numbers and foreign text in sentences that a person reads."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 from scope_contracts.retraction import Retraction
 
 
@@ -16,6 +19,12 @@ def retracted_chunks(retraction: Retraction) -> str:
 def counted(number: int, thing: str) -> str:
     """`1 chunk`, `2 chunks`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What a sentence about an unknown `word` adds, where one of those that are known is near."""
+    near = get_close_matches(word, list(known), n=1)
+    return f", the nearest is {near[0]}" if near else ""
 
 
 def printable(text: str, *, most: int = 300) -> str:

@@ -1,7 +1,6 @@
 """Every fault has a number, every way to bring it about a name, and both find it."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import PurePosixPath
 
 from scope_contracts.errors import UserInputError
@@ -24,6 +23,7 @@ from scope_runners.break_it.cases import (
     weights,
 )
 from scope_runners.break_it.scenario import Case
+from scope_runners.wording import nearest
 
 CASES: tuple[Case, ...] = tuple(
     sorted(
@@ -88,5 +88,4 @@ def _is_meant(name: str, case: Case) -> bool:
 def _nearest(name: str, among: Sequence[Case]) -> str:
     paths = (PurePosixPath(case.name) for case in among)
     known = sorted({str(each) for path in paths for each in (path, *path.parents)})
-    near = get_close_matches(name, known, n=1)
-    return f", the nearest is {near[0]}" if near else ""
+    return nearest(name, known)

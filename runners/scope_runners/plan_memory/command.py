@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from scope_contracts.tensor_spec import DType
 from scope_runners.exit_codes import FAILED
 from scope_runners.plan_memory.arguments import STREAM_DTYPE
-from scope_runners.plan_memory.plan import RankMemory, fits, fitting_changes
+from scope_runners.plan_memory.plan import RankMemory, fits, fitting_changes, in_gib
 from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.video import VideoRequirement
-
-_MB, _GB = 10**6, 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +79,12 @@ def report_of(request: MemoryRequest) -> MemoryReport:
 
 def table(report: MemoryReport) -> str:
     """The plan for a person at a terminal."""
-    size = "" if report.available_bytes is None else f" of {report.available_bytes / _GB:.2f} GB"
+    size = "" if report.available_bytes is None else f" of {in_gib(report.available_bytes)}"
     gpus = f"1 GPU{size}" if report.num_gpus == 1 else f"{report.num_gpus} GPUs{size}, one a rank"
     lines = [
         report.title,
         f"{gpus}; a rank that generates keeps {report.bytes_per_token:,} B a token, "
-        f"{report.bytes_per_sequence / 1e6:,.1f} MB a sequence",
+        f"{in_gib(report.bytes_per_sequence)} a sequence",
     ]
     if report.is_stream and report.dtype is not STREAM_DTYPE:
         lines.append(
@@ -95,7 +93,7 @@ def table(report: MemoryReport) -> str:
         )
     for part in report.ranks:
         lines += _rank_lines(part, report.available_bytes)
-    lines.append("(~ is an estimate)")
+    lines.append("(~ is an estimate; a GiB is 2^30 bytes)")
     if report.changes:
         one_of = "any one of: " if len(report.changes) > 1 else ""
         lines.append(f"fits with {one_of}{'; '.join(report.changes)}")
@@ -113,25 +111,17 @@ def _rank_lines(part: RankMemory, available_bytes: int | None) -> Iterator[str]:
     yield f"{ranks}: {part.role}"
     for line in part.plan.lines:
         mark = "~" if line.is_estimate and line.is_known else " "
-        size = _size(line.num_bytes) if line.is_known else "? GB"
-        yield f"  {line.name:<22}{size:>12} {mark}  {line.because}"
-    yield f"  {'total':<22}{_size(part.plan.num_bytes):>12}"
+        size = in_gib(line.num_bytes) if line.is_known else "? GiB"
+        yield f"  {line.name:<22}{size:>14} {mark}  {line.because}"
+    lacks = f"    without what is not known ({', '.join(part.plan.unknown)})"
+    total = f"  {'total':<22}{in_gib(part.plan.num_bytes):>14}"
+    yield total + (lacks if part.plan.unknown else "")
     if available_bytes is not None:
         spare_bytes = available_bytes - part.plan.num_bytes
-        has, spare = _size(available_bytes), _size(abs(spare_bytes))
-        if part.plan.unknown:
-            has += f", leaving out what is not known ({', '.join(part.plan.unknown)})"
+        has, spare = in_gib(available_bytes), in_gib(abs(spare_bytes))
+        has += ", without that" if part.plan.unknown else ""
         fitting = f"fits {has}: {spare} to spare"
         yield f"  {fitting}" if spare_bytes >= 0 else f"  does not fit {has}: {spare} too much"
-
-
-def _size(num_bytes: int) -> str:
-    """In the largest unit of which it is more than 0.01."""
-    if num_bytes <= _MB / 100:
-        return f"{num_bytes:,} B "
-    if num_bytes <= _GB / 100:
-        return f"{num_bytes / _MB:.2f} MB"
-    return f"{num_bytes / _GB:.2f} GB"
 
 
 def as_json(report: MemoryReport) -> dict[str, object]:
@@ -164,5 +154,6 @@ def _rank_json(part: RankMemory, available_bytes: int | None) -> dict[str, objec
             for line in part.plan.lines
         ],
         "total_bytes": part.plan.num_bytes,
+        "unknown": list(part.plan.unknown),
         "fits": None if available_bytes is None else part.plan.fits(available_bytes),
     }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_runners.wording import nearest
 
 MIB = 1 << 20
 
@@ -46,6 +47,7 @@ def gpu_named(name: str) -> Gpu:
     """
     gpu = GPUS.get(name.lower())
     if gpu is None:
-        want, fix = f"one of {', '.join(GPUS)}", "or give --gpu-gib"
+        want = f"one of {', '.join(GPUS)}{nearest(name.lower(), GPUS)}"
+        fix = "or give --gpu-gib"
         raise UserInputError(mismatch("--gpu", got=name, want=want, fix=fix))
     return gpu

@@ -1,7 +1,7 @@
 """What a rank needs is arithmetic on sizes: it is known, and refused, before a byte is allocated.
 
 Caches are counted exactly, from the same formats that allocate them. What cannot be counted is a
-line that says it is an estimate. A GB is 10^9 bytes, a GiB 2^30.
+line that says it is an estimate.
 """
 
 from bisect import bisect_left
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from scope_contracts.row_format import CodecKind
 
+_GIB = 2**30
 RUNTIME_BYTES = 1 << 30
 """CUDA context, kernels and what the allocator cannot use: an estimate."""
 FEWER_BITS: Mapping[CodecKind, Sequence[CodecKind]] = MappingProxyType(
@@ -23,6 +24,12 @@ FEWER_BITS: Mapping[CodecKind, Sequence[CodecKind]] = MappingProxyType(
     }
 )
 """Codecs that take less than each, the next smaller one first."""
+
+
+def in_gib(num_bytes: int) -> str:
+    """A size in the one unit of all: lines can be added up, and GPUs are sold by it."""
+    gib = num_bytes / _GIB
+    return f"{gib:,.2f} GiB" if gib >= 0.1 else f"{gib:.6f} GiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from scope_runners.plan_memory.control import CodecSize, ControlSize, num_weight
 from scope_runners.plan_memory.layers import caching_layers, refuse_parts, size_in
 from scope_runners.plan_memory.model_size import WanSize, t5_encoder_weights
 from scope_runners.request import EMBEDDED_MODEL
+from scope_runners.wording import nearest
 
 _LATENT_STRIDE = 8
 _UMT5_XXL = t5_encoder_weights(
@@ -117,7 +118,8 @@ def model_at(name: str, dtype: DType) -> VideoModel | LanguageModel:
     if not (Path(name) / "config.json").is_file():
         raise UserInputError(
             f"--model {name!r} is no preset ({', '.join(PRESETS)}), not {EMBEDDED_MODEL!r}, and no "
-            "folder with a config.json; give one of these, or --layers, --heads and --head-dim"
+            f"folder with a config.json{nearest(name, PRESETS)}; give one of these, or --layers, "
+            "--heads and --head-dim"
         )
     return _language_folder(Path(name), dtype)
 
@@ -128,6 +130,8 @@ def _video_folder(name: str) -> VideoModel:
 
     folder = ModelFolder.open(name)
     config, recipe = folder.config, folder.recipe
+    autoencoder = num_weights_in(folder.path / "vae")
+    of_wan = _WAN_CONTROL.codec if autoencoder == _WAN_CONTROL.autoencoder else None
     return VideoModel(
         size=WanSize(**{name: getattr(config, name) for name in WanSize.__slots__}),
         frames_per_block=recipe.frames_per_block,
@@ -138,8 +142,8 @@ def _video_folder(name: str) -> VideoModel:
         text_len=folder.text_sizes().text_len,
         control=ControlSize(
             text_encoder=num_weights_in(folder.path / "text_encoder"),
-            autoencoder=num_weights_in(folder.path / "vae"),
-            codec=_TINY_CODEC if isinstance(folder.codec(), TinyVideoCodec) else None,
+            autoencoder=autoencoder,
+            codec=_TINY_CODEC if isinstance(folder.codec(), TinyVideoCodec) else of_wan,
         ),
     )
 

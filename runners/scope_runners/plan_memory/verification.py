@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.integrity import IntegrityLevel
 from scope_runners.plan_memory.model_size import WanSize
-from scope_runners.plan_memory.plan import MemoryLine
+from scope_runners.plan_memory.plan import MemoryLine, in_gib
 
 VERIFICATION = "verification"
 _NOISE_LEVELS = 5
@@ -41,7 +41,7 @@ class Verification:
             name=VERIFICATION,
             num_bytes=self.num_bytes(level),
             because=f"--integrity {level}: sums of weights, text keys, digests, watched calls; "
-            f"{other} {self.num_bytes(other) / 1e6:,.1f} MB",
+            f"{other} {in_gib(self.num_bytes(other))}",
             is_estimate=True,
         )
 

@@ -239,6 +239,6 @@ def test_sizes_that_cannot_be_are_refused() -> None:
 
 def test_an_unknown_gpu_names_those_that_are_known() -> None:
     assert gpu_named("H200").memory_mib == 143_771
-    with pytest.raises(UserInputError, match=r"h100, h200.*or give --gpu-gib"):
-        gpu_named("h300")
+    with pytest.raises(UserInputError, match=r"h100, h200.*, the nearest is rtx-4090; or give"):
+        gpu_named("4090")
     assert all(name == name.lower() for name in GPUS)

@@ -1,6 +1,7 @@
 """The command reproduces known figures, plans what is then allocated, and names what to change."""
 
 import json
+import re
 from inspect import signature
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from scope_rt.lm.specs.row_storage import PREFILL_CHUNK, Paged
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_runners.command_parser import CommandParser
 from scope_runners.main import main
+from scope_runners.plan_memory import presets
 from scope_runners.plan_memory.arguments import add_plan_memory_arguments
 from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.serving import ServingRequirement
@@ -270,24 +272,38 @@ def test_models_side_by_side_have_weights_of_their_own() -> None:
     assert (one.bytes_of("weights"), three.bytes_of("weights")) == (1 << 30, 3 << 30)
 
 
-def test_a_verdict_names_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_total_and_a_verdict_name_what_they_lack(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan-memory", "--model", "mla-52", "--gpu", "h100"]) == 0
-    shown = capsys.readouterr().out
-    assert "fits 85.52 GB, leaving out what is not known (weights, recurrent states): " in shown
+    shown = capsys.readouterr().out.splitlines()
+    (total,) = (line for line in shown if "total" in line)
+    assert total.endswith("GiB    without what is not known (weights, recurrent states)")
+    assert "  fits 79.65 GiB, without that: 78.53 GiB to spare" in shown
 
 
 def test_what_is_not_known_is_not_shown_as_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan-memory", "--model", "mla-52"]) == 0
     (weights,) = (line for line in capsys.readouterr().out.splitlines() if "weights " in line)
-    assert weights.split()[:3] == ["weights", "?", "GB"]
+    assert weights.split()[:3] == ["weights", "?", "GiB"]
 
 
-def test_a_small_model_is_counted_in_smaller_units(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan-memory", "--model", "tiny"]) == 0
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["text", "encoder", "4,096", "B", "1,024", "weights", "of", "4", "B"] in shown
-    assert any(words[:3] == ["cache", "1.33", "MB"] for words in shown)
-    assert not any("0.00" in words for words in shown)
+@pytest.mark.parametrize("model", ["tiny", "wan-14b"])
+def test_every_size_is_in_one_unit(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    assert main(["plan-memory", "--model", model, "--gpu", "h200"]) == 0
+    shown = capsys.readouterr().out
+    assert not re.search(r"\b[MG]B\b", shown)
+    assert "GiB is 2^30 bytes" in shown
+    assert not re.search(r" 0\.0+ GiB", shown), "what takes memory is not shown as nothing"
+
+
+def test_the_decoder_of_a_folder_with_wans_own_autoencoder_is_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known by its number of weights; nothing is known of any other codec."""
+    monkeypatch.setattr(ModelFolder, "codec", object)
+    workspace = "decode workspace"
+    assert planned("--model tiny", capsys)[workspace] == 0
+    monkeypatch.setattr(presets, "num_weights_in", lambda folder: 126_892_531)
+    assert planned("--model tiny", capsys)[workspace] == 64 * 64 * 2550 * 4
 
 
 def test_the_table_says_whether_it_fits_and_what_to_change(
@@ -295,10 +311,10 @@ def test_the_table_says_whether_it_fits_and_what_to_change(
 ) -> None:
     half = ["plan-memory", "--model", "wan-14b", "--dtype", "bfloat16"]
     assert main([*half, "--gpu", "h200"]) == 0
-    assert "fits 150.75 GB" in capsys.readouterr().out
+    assert "fits 140.40 GiB" in capsys.readouterr().out
     assert main([*half, "--gpu-gib", "66"]) == 1
     shown = capsys.readouterr().out
-    assert "does not fit 70.87 GB: " in shown
+    assert "does not fit 66.00 GiB: " in shown
     assert "any one of: --plan tp_v1_1 --tp 2; --kv-cache quantized:int8; --window " in shown
 
 

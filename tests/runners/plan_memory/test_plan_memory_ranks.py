@@ -76,11 +76,11 @@ def test_a_control_rank_that_does_not_fit_is_named(capsys: pytest.CaptureFixture
     given = "--model wan-1.3b --plan pp0 --gpu-gib"
     assert main(["plan-memory", *given.split(), "24"]) == 1
     shown = capsys.readouterr().out
-    assert "2 GPUs of 25.77 GB, one a rank" in shown
+    assert "2 GPUs of 24.00 GiB, one a rank" in shown
     control, generator = shown.split("rank 1: generator")
     assert "rank 0: control\n" in control
-    assert "does not fit 25.77 GB: " in control
-    assert "fits 25.77 GB: " in generator
+    assert "does not fit 24.00 GiB: " in control
+    assert "fits 24.00 GiB: " in generator
     parts = report(f"{given} 24", capsys)["ranks"]
     assert [part["fits"] for part in parts] == [False, True]
 
