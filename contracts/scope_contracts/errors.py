@@ -139,6 +139,10 @@ class PeerLostError(LinkError):
     runbook: ClassVar[str | None] = "rank-loss"
 
 
+class PeerRefusedError(PeerLostError):
+    """A peer cannot use what it was given, and says itself what to change. Exit code 2."""
+
+
 class LinkTimeoutError(LinkError):
     """A bounded wait ran out while the peer stayed silent. Look at the rank the message names."""
 

@@ -12,6 +12,7 @@ from scope_contracts.errors import (
     DamageError,
     IntegrityError,
     ModelDamageError,
+    PeerRefusedError,
     ScopeError,
     UserInputError,
 )
@@ -19,7 +20,7 @@ from scope_runners.exit_codes import BAD_INPUT, FAILED, INTEGRITY, INTERRUPTED
 from scope_runners.shortage import shortage_of
 from scope_runners.standard_streams import open_standard_streams
 
-_UNUSABLE = (UserInputError, ModelDamageError)
+_UNUSABLE = (UserInputError, ModelDamageError, PeerRefusedError)
 """Another try would end the same way."""
 
 
@@ -81,7 +82,9 @@ def _voice(speaker: str, log: logging.Logger | None) -> _Say:
 
 
 def _said(error: ScopeError, say: _Say, *, is_logged: bool) -> int:
-    """Say `error`; returns the exit code for it."""
+    """Say `error`, unless another rank has said it; returns the exit code for it."""
+    if is_logged and isinstance(error, PeerRefusedError):
+        return BAD_INPUT
     to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook and not is_logged else ""
     say(f"{error}{to_read_it}", name=type(error).__name__)
     if isinstance(error, IntegrityError) and not isinstance(error, DamageError):

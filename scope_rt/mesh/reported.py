@@ -14,6 +14,7 @@ from scope_contracts.errors import (
     LinkError,
     LinkTimeoutError,
     PeerLostError,
+    PeerRefusedError,
     ScopeError,
     UserInputError,
 )
@@ -30,6 +31,8 @@ class FailureKind(StrEnum):
     CLOSED = "closed"
     LEFT = "left"
     """It said what had gone wrong on it before it left."""
+    REFUSED = "refused"
+    """It could not use what it was given, which is no failure of a rank."""
     INTEGRITY = "integrity"
 
 
@@ -38,6 +41,7 @@ GroupError = LinkError | IntegrityError
 _ERRORS: Mapping[FailureKind, type[GroupError]] = MappingProxyType(
     {
         FailureKind.SILENT: LinkTimeoutError,
+        FailureKind.REFUSED: PeerRefusedError,
         FailureKind.CLOSED: PeerLostError,
         FailureKind.LEFT: PeerLostError,
         FailureKind.INTEGRITY: IntegrityError,
@@ -79,7 +83,9 @@ class Failure(CanonicalMessage):
             said = str(error.args[0]) if error.args else ""
             name = f"{name}: {said}"
             where = "" if re.search(r"\bchunk \d", said) else where
-        return cls(kind=FailureKind.LEFT, text=_cut(f"rank {rank} failed{where} with {name}"))
+        is_refused = isinstance(error, UserInputError)
+        kind = FailureKind.REFUSED if is_refused else FailureKind.LEFT
+        return cls(kind=kind, text=_cut(f"rank {rank} failed{where} with {name}"))
 
     def error(self) -> GroupError:
         """What the other ranks raise."""

@@ -19,6 +19,8 @@ from scope_contracts.errors import (
     LinkError,
     LinkTimeoutError,
     PeerLostError,
+    PeerRefusedError,
+    UserInputError,
 )
 from scope_rt.mesh.failures import Liveness
 from scope_rt.mesh.heartbeat import Heartbeat, closed_by
@@ -88,6 +90,16 @@ def test_the_first_failure_reported_is_what_all_ranks_report(pulses: tuple[Pulse
     errors = [second.cause_of(symptom), second.report(closed_by([0])), first.cause_of(symptom)]
     assert [str(error) for error in errors] == [str(closed_by([7]))] * 3
     assert all(isinstance(error, PeerLostError) for error in errors)
+
+
+def test_what_a_rank_cannot_use_is_told_from_its_loss_and_not_quoted(
+    pulses: tuple[Pulse, Pulse],
+) -> None:
+    first, second = (pulse.heartbeat for pulse in pulses)
+    first.report_own(UserInputError("prompt: 'a secret' is not known"))
+    error = second.cause_of(LinkError("something broke"))
+    assert type(error) is PeerRefusedError
+    assert error.args == ("rank 0 failed with UserInputError",)
 
 
 def test_what_a_rank_found_wrong_is_not_taken_for_its_loss(pulses: tuple[Pulse, Pulse]) -> None:

@@ -16,6 +16,7 @@ from scope_runners.job import OutputFiles
 from scope_runners.main import main
 from scope_runners.summary import STAGES
 from tests.runners.streams import (
+    PP1,
     SHORT,
     as_rank_0_of_torchrun,
     contents,
@@ -272,3 +273,23 @@ def test_an_unfinished_stream_of_an_earlier_version_is_not_replaced(
     assert main(["stream", "--prompt", "a red circle", *out]) == 2
     assert f"delete {left}" in capsys.readouterr().err
     assert left.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (["--seed", "8"], "with seed 7, this one has 8; use"),
+        (["--height", "128"], ", this one has 128; use"),
+    ],
+)
+def test_a_resume_with_other_settings_is_refused_before_a_rank_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], changed: list[str], told: str
+) -> None:
+    out = tmp_path / "a.mp4"
+    lose_the_link_after(2, out)
+    before = contents(tmp_path)
+    capfd.readouterr()
+    assert main([*SHORT, *PP1, "--out", str(out), *changed, "--resume"]) == 2
+    (said,) = capfd.readouterr().err.splitlines()
+    assert told in said
+    assert contents(tmp_path) == before

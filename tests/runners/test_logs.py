@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from scope_contracts.errors import PeerLostError, UserInputError
+from scope_contracts.errors import PeerLostError, PeerRefusedError, UserInputError
 from scope_runners import logs
 from scope_runners.guarded import guarded
 
@@ -75,6 +75,17 @@ def test_the_level_is_the_variables(
 def test_a_level_that_is_none_is_refused() -> None:
     with pytest.raises(UserInputError, match="SCOPE_LOG_LEVEL is 'loud'; choose one of DEBUG, INF"):
         logs.set_up(source="rank0", environ={"SCOPE_LOG_LEVEL": "loud"})
+
+
+def test_what_a_peer_refused_is_said_by_that_peer_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def lose() -> int:
+        raise PeerRefusedError("exchange between all ranks: rank 0 failed with UserInputError")
+
+    logs.set_up(source="rank1", stream="video.mp4", environ={})
+    assert guarded(lose, log=LOG) == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_a_mesh_ranks_error_is_logged_with_its_name_and_page(
