@@ -28,10 +28,9 @@ class StallError(TimeoutError):
 
 
 def remedy(error: BaseException) -> str:
-    """What a person can do about a disk that failed."""
-    if isinstance(error, StallError):
-        return "bring the disk back, then resume, or choose another output"
-    return "free disk space or choose another output"
+    """What a person can do about a disk that failed, where what is made is kept."""
+    mended = "bring the disk back" if isinstance(error, StallError) else "free disk space"
+    return f"{mended}, then resume (--resume; in Python resume=True)"
 
 
 def answer(future: Future[T], *, timeout_s: float) -> T:

@@ -10,4 +10,6 @@ RETRACTED = 3
 """The stream is complete; chunks that were shown on the way were retracted and made again."""
 INTEGRITY = 4
 """A rank found that something was computed wrong."""
+DISK_FULL = 5
+"""A disk takes no more: nothing is gained by another try before a person has freed some."""
 INTERRUPTED = 128 + signal.SIGINT

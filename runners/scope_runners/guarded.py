@@ -16,8 +16,8 @@ from scope_contracts.errors import (
     ScopeError,
     UserInputError,
 )
-from scope_runners.exit_codes import BAD_INPUT, FAILED, INTEGRITY, INTERRUPTED
-from scope_runners.shortage import shortage_of
+from scope_runners.exit_codes import BAD_INPUT, DISK_FULL, FAILED, INTEGRITY, INTERRUPTED
+from scope_runners.shortage import is_full_disk, shortage_of
 from scope_runners.standard_streams import open_standard_streams
 
 _UNUSABLE = (UserInputError, ModelDamageError, PeerRefusedError)
@@ -89,4 +89,6 @@ def _said(error: ScopeError, say: _Say, *, is_logged: bool) -> int:
     say(f"{error}{to_read_it}", name=type(error).__name__)
     if isinstance(error, IntegrityError) and not isinstance(error, DamageError):
         return INTEGRITY
-    return BAD_INPUT if isinstance(error, _UNUSABLE) else FAILED
+    if isinstance(error, _UNUSABLE):
+        return BAD_INPUT
+    return DISK_FULL if is_full_disk(error) else FAILED

@@ -16,7 +16,7 @@ from types import FrameType
 
 from scope_rt.environment_names import AFTER_WRONG, UNSAID
 from scope_rt.mesh.rendezvous import named
-from scope_runners.exit_codes import BAD_INPUT, INTEGRITY, RETRACTED
+from scope_runners.exit_codes import BAD_INPUT, DISK_FULL, INTEGRITY, RETRACTED
 from scope_runners.fork_server import (
     TERMINATE_S,
     Event,
@@ -244,7 +244,7 @@ class RankGroup:
         found = {end.rank for end in self._failed if end.code == INTEGRITY}
         killed = [end for end in unprompted if end.code < 0]
         cause = (killed or self._failed)[0]
-        obeyed = cause.code in (BAD_INPUT, RETRACTED) or cause.code > 128
+        obeyed = cause.code in (BAD_INPUT, DISK_FULL, RETRACTED) or cause.code > 128
         code = cause.code if cause.code > 0 else 128 - cause.code
         if cause.code < 0 and not killed and self._stopped_by is not None:
             code = 128 + self._stopped_by

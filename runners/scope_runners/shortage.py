@@ -6,10 +6,10 @@ Any line may run into it, so it is told apart where a command ends and not where
 import errno
 from collections.abc import Iterator
 
-from scope_runners.exit_codes import BAD_INPUT, FAILED
+from scope_runners.exit_codes import BAD_INPUT, DISK_FULL, FAILED
 
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
-_NO_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory", "bad_alloc")
 """How PyTorch says it, in a `RuntimeError`."""
 
@@ -22,9 +22,10 @@ def shortage_of(error: BaseException) -> tuple[str, int] | None:
                 return f"{cause.filename}: the path is too long; choose a shorter one", BAD_INPUT
             case OSError(errno=number) if number in _NO_FILES:
                 return _FILES, FAILED
-            case OSError(errno=number) if number in _NO_DISK:
+            case OSError(errno=number) if number in (*_FULL, errno.EIO):
                 where = f"{cause.filename}: " if cause.filename else "output: "
-                return f"{where}{cause.strerror}; free disk space or choose another one", FAILED
+                code = DISK_FULL if is_full_disk(cause) else FAILED
+                return f"{where}{cause.strerror}; free disk space or choose another one", code
             case MemoryError() | OSError(errno=errno.ENOMEM):
                 return _MEMORY, FAILED
             case RuntimeError() if any(words in str(cause) for words in _NO_MEMORY):
@@ -32,6 +33,11 @@ def shortage_of(error: BaseException) -> tuple[str, int] | None:
             case RuntimeError() | ImportError() if "Too many open files" in str(cause):
                 return _FILES, FAILED
     return None
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether `error`, or what it came from, is that a disk takes no more."""
+    return any(isinstance(each, OSError) and each.errno in _FULL for each in _chain(error))
 
 
 _FILES = "too many files are open for this process; raise its limit (ulimit -n 1024), try again"

@@ -37,6 +37,7 @@ from scope_runners.job import OutputFiles, StreamJob, check_no_shared_names
 from scope_runners.launcher import Progress
 from scope_runners.leftovers import check_nothing_is_lost, say_how_to_resume
 from scope_runners.progress import progress_bar
+from scope_runners.shortage import is_full_disk
 from scope_runners.stop_request import StopRequest, taking_stop_signals
 from scope_runners.storyboard import Scene, scenes, write_storyboard
 from scope_runners.summary import ChunkRecord, Ending, Moments, StreamSummary, summarise, table
@@ -180,7 +181,7 @@ class _Run:
     def will_start_again(self, error: BaseException) -> bool:
         """Whether the launcher starts the ranks again after `error` in this process."""
         environment = self.environment
-        if self.stop.signum is not None:
+        if self.stop.signum is not None or is_full_disk(error):
             return False
         may_restart = environment.may_restart
         if environment.is_after_wrong and isinstance(error, IntegrityError):
@@ -251,8 +252,12 @@ def _play(run: _Run) -> tuple[ScopeError | None, tuple[Span, ...]]:
         if isinstance(error, IntegrityError) and error.retraction is not None:
             run.stage.retractions.append(error.retraction)
             _say(f"retracted {retracted_chunks(error.retraction)}: {error.retraction.reason}")
-        if run.will_start_again(error) or run.stage.writer.has_ended:
-            raise  # there is no video to conclude where its writer has found the error
+        if (
+            run.will_start_again(error)
+            or run.stage.writer.has_ended  # there is no video to conclude where it found the error
+            or is_full_disk(error)  # nor is there room for one
+        ):
+            raise
         return error, ()
 
 

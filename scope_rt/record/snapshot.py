@@ -26,7 +26,7 @@ from scope_contracts.errors import (
 from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import decode_envelope, encode
-from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
+from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer, remedy
 from scope_rt.record.log import Log
 from scope_rt.record.snapshot_folder import DIGEST_BYTES, SnapshotFolder
 from scope_rt.record.snapshot_header import SnapshotHeader
@@ -103,8 +103,8 @@ class SnapshotStore:
                 log.when_written(write)
         except OSError as error:
             raise SnapshotError(
-                f"cannot write the snapshot {self.folder} ({error.strerror}); free space there or "
-                "mend the disk, then resume"
+                f"cannot write the snapshot {self.folder} ({error.strerror}), the one before it is "
+                f"kept; {remedy(error)}"
             ) from error
         finally:
             self._wanted = None

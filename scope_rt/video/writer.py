@@ -263,7 +263,7 @@ class VideoWriter:
             if self.earlier_chunks:
                 raise RecordingError(
                     f"output {self.path}: cannot be continued ({error}), its first "
-                    f"{self.earlier_chunks} chunks are kept; free disk space, then resume"
+                    f"{self.earlier_chunks} chunks are kept; {remedy(error)}"
                 ) from error
             raise UserInputError(
                 f"output {self.path}: cannot be recorded ({error}); "
@@ -317,13 +317,11 @@ class VideoWriter:
                 "hidden files beside it; make it anew under another name"
             )
         kept = (
-            f"its first {self.durable_chunks} chunks are kept for a resume"
+            f"its first {self.durable_chunks} chunks are kept; {remedy(error)}"
             if self.durable_chunks
-            else "no chunk of it is whole"
+            else "no chunk of it is whole; free disk space or choose another output"
         )
-        return RecordingError(
-            f"{self.path}: writing the video stopped ({error}), {kept}; {remedy(error)}"
-        )
+        return RecordingError(f"{self.path}: writing the video stopped ({error}), {kept}")
 
     def _end(self, *, keep: bool, patience_s: float | None = None) -> None:
         """Stop the thread, giving its running chunk `patience_s`, and let go of the files."""

@@ -127,8 +127,10 @@ def test_only_a_count_that_rose_above_all_before_is_progress() -> None:
     assert [progress.has_risen() for _ in range(5)] == [False, True, False, False, True]
 
 
-@pytest.mark.parametrize(("words", "code"), [(("2",), 2), (("130",), 130), (("0", "late"), 9)])
-def test_after_bad_input_obeyed_signals_or_a_finished_rank0_no_attempt_follows(
+@pytest.mark.parametrize(
+    ("words", "code"), [(("2",), 2), (("5",), 5), (("130",), 130), (("0", "late"), 9)]
+)
+def test_after_bad_input_a_full_disk_obeyed_signals_or_a_finished_rank0_no_attempt_follows(
     folder: Path, words: tuple[str, ...], code: int
 ) -> None:
     assert launch_again(*words) == code

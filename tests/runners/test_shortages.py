@@ -33,7 +33,7 @@ def fail_with(error: BaseException) -> Callable[[], int]:
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, "not enough memory"),
         (OSError(errno.EMFILE, "Too many open files"), 1, "raise its limit (ulimit -n 1024)"),
         (OSError(errno.ENAMETOOLONG, "", "aaa"), 2, "aaa: the path is too long; choose a shorter"),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "output: No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), 5, "output: No space left on device"),
     ],
 )
 def test_a_shortage_is_one_sentence(

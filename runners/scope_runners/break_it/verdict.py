@@ -15,7 +15,7 @@ from scope_rt.topology import Topology
 from scope_runners.break_it.events import Event, EventKind
 from scope_runners.break_it.observation import KILLED, LEFT, SILENT, STOPPED, Observation
 from scope_runners.break_it.scenario import RESUME_S, Case, Expected, Scenario
-from scope_runners.exit_codes import BAD_INPUT, FAILED, INTEGRITY
+from scope_runners.exit_codes import BAD_INPUT, DISK_FULL, FAILED, INTEGRITY
 from scope_runners.rank_group import LINGER_S
 
 _CODES = {
@@ -25,7 +25,7 @@ _CODES = {
     SILENT: set[int](),
 }
 """The exit codes that go with each end."""
-_ERRED = {FAILED, BAD_INPUT, INTEGRITY}
+_ERRED = {FAILED, BAD_INPUT, DISK_FULL, INTEGRITY}
 """The exit codes that go with an error."""
 
 
