@@ -70,6 +70,12 @@ class TensorDigests:
         ]
 
 
+class NoDigests(TensorDigests):
+    """Of a stream that verifies nothing: no tensor is read for it, so no device is waited for."""
+
+    def note(self, name: str, reader: Reader) -> None: ...
+
+
 def reader_of(module: nn.Module, name: str) -> Reader:
     """Of a parameter or buffer by its name in `module`, as `getattr` finds it, in half the time."""
     path, _, attribute = name.rpartition(".")

@@ -43,6 +43,7 @@ from scope_rt.models.shards import is_sharded
 from scope_rt.numerics import numeric_settings
 from scope_rt.stream_identity import check_environment, parity_keys
 from scope_rt.stream_setup import StreamSetup
+from scope_rt.tensor_digests import NoDigests, TensorDigests
 from scope_rt.trace import Span, decode_spans, encode_spans
 
 
@@ -307,6 +308,7 @@ class Rank:
             backend=setup.backend,
             noise=SeededNoise(),
             feedback=self._feedback,
+            derived=TensorDigests() if self._verifies else NoDigests(),
         )
 
     @property
