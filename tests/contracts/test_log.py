@@ -88,8 +88,20 @@ def test_every_kind_has_one_byte_string(record: Record) -> None:
         decode_record(msgpack.packb(plain_of(record) | {"zzz": 1}))
 
 
-def test_a_crash_at_any_byte_costs_the_record_it_hit_and_no_other() -> None:
-    for length in range(len(DATA)):
+@pytest.mark.parametrize("last", {item[0].kind: item for item in story()}.values())
+def test_a_crash_at_any_byte_of_a_kind_costs_that_record_and_no_other(
+    last: tuple[Record, bytes],
+) -> None:
+    first = story()[0]
+    before, data = packed([first]), packed([first, last])
+    for length in range(len(before), len(data)):
+        entries, torn_bytes = read(data[:length])
+        assert records(entries) == [first[0]]
+        assert torn_bytes == length - len(before)
+
+
+def test_a_crash_costs_the_record_it_hit_and_no_other() -> None:
+    for length in [*range(ENDS[1]), *range(ENDS[1], len(DATA), 7)]:
         entries, torn_bytes = read(DATA[:length])
         num_whole = sum(end <= length for end in ENDS[1:])
         assert records(entries) == [record for record, _ in story()[:num_whole]]

@@ -29,7 +29,7 @@ def test_a_resume_killed_before_it_says_what_is_retracted_says_it_later(
     (tmp_path / "made").rename(tmp_path / LEFT)  # a copy of it is resumed where it is, not here
     monkeypatch.setenv(AFTER_WRONG, UNSAID)
     found = set[tuple[int | None, bool]]()
-    for life, _ in lives(resume, tmp_path / "lives", step=3):
+    for life, _ in lives(resume, tmp_path / "lives", step=5):
         monkeypatch.delenv(AFTER_WRONG, raising=False)  # a person resumes, whom nobody tells
         with StreamSession(settings_in(life, resume=True)) as session:
             found.add((session.resumed_at_chunk, bool(session.retractions)))

@@ -1,7 +1,6 @@
 """The examples do what they say, with the package as it is."""
 
 import runpy
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -46,7 +45,7 @@ def test_a_checkpoint_of_ones_own_streams_by_its_own_recipe(
 
 def test_a_folder_that_cannot_stream_is_refused_in_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "own_checkpoint.py"), str(tmp_path / "nothing")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = warm_python.run(command, timeout=110)
     assert done.returncode == 1
     assert done.stderr.startswith("own_checkpoint.py: model folder ")
     assert done.stderr.count("\n") == 1

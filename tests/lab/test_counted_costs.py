@@ -90,6 +90,7 @@ def test_flops_and_weights_are_those_of_the_embedded_model(
     assert sum(flops[-1].values()) == generation(shapes).flops
 
 
+@pytest.mark.lab
 def test_bytes_that_digests_read_are_those_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     read, part = defaultdict[str, int](int), ["elsewhere"]
     flush, leaving = RowLedger._flush, SlotCache._verify_leaving

@@ -9,6 +9,8 @@ from scope_lab.recall.systems import CODECS, EVICTING, FULL, SYSTEMS
 from scope_lab.recall.tasks import Task
 from scope_rt.lm.specs.row_storage import BLOCK_SIZE
 
+pytestmark = pytest.mark.lab
+
 ROW_BYTES = 2 * 2 * 2 * 32 * 4
 """Of the recall model: layers, keys and values, heads, channels, float32."""
 INT8_LAYER_BYTES = 2 * 2 * (32 + 2)

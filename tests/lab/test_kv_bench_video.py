@@ -33,6 +33,7 @@ def to_truth_db(system: SystemResult) -> float:
     return found
 
 
+@pytest.mark.lab
 def test_int8_stays_within_a_tenth_of_a_decibel_of_the_ring() -> None:
     length = Length(num_clips=1, num_chunks=5, num_viewed_chunks=4)
     ring, int8 = measure_caches((RING, INT8), length).systems

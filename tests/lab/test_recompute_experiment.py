@@ -179,10 +179,12 @@ def test_the_table_has_a_line_for_every_variant(experiment: Experiment) -> None:
     assert len({line.count("|") for line in lines}) == 1
 
 
+@pytest.mark.lab
 def test_a_plan_is_timed_under_the_variant(folder: Path) -> None:
     assert variant_speed(Variant(), folder, "pp1", 1) > 0
 
 
+@pytest.mark.lab
 def test_a_plan_that_does_not_run_ends_the_experiment(folder: Path) -> None:
     unfit = Variant(context_frames=3, mode=RecomputeMode.R0A, every=2)
     assert ModelFolder.open(folder).recipe.clean_pass

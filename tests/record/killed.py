@@ -7,13 +7,14 @@ STEP-th, in `FOLDER/n`, which calls FUNCTION(folder, report); `report(word)` add
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tests import warm_python
 
 CHANGES = ("write", "pwrite", "replace", "unlink", "ftruncate", "rmdir")
 _MOST_CHANGES = 2_000
@@ -29,8 +30,8 @@ def lives(
     """
     name = f"{scenario.__module__}:{scenario.__name__}"
     command = [sys.executable, "-m", "tests.record.killed", name, str(folder), str(step)]
-    root = Path(__file__).parents[2]
-    subprocess.run(command, cwd=root, timeout=110, check=True)
+    ended = warm_python.run(command, cwd=Path(__file__).parents[2], timeout=110)
+    assert ended.returncode == 0, ended.stderr
     for life in sorted(folder.iterdir(), key=lambda path: int(path.name)):
         reported = life / "reported"
         words = reported.read_text().split() if reported.exists() else []

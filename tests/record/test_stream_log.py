@@ -226,6 +226,7 @@ def test_two_living_writers_of_one_log_are_refused_and_harm_nothing(tmp_path: Pa
     path = tmp_path / "a.scope"
     log = StreamLog(path)
     log.append(opened())
+    log.flush()
     for resume in (False, True):
         with pytest.raises(UserInputError, match="another process is writing it; end that one"):
             StreamLog(path, resume=resume)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from scope_runners.break_it import stream
 from scope_runners.break_it.faults import Fault
 from scope_runners.break_it.instruments import FAULTS
 from scope_runners.main import main
+from tests import warm_python
 from tests.runners.streams import (
     SHORT,
     as_rank_0_of_torchrun,
@@ -178,5 +178,5 @@ stream.prepare = prepare
 sys.exit(main.main(["stream", "--prompt", "a red circle"]))
 """
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = warm_python.run(command, timeout=100)
     assert (done.returncode, done.stderr) == (130, "scope-rt: interrupted\n")

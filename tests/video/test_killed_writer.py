@@ -1,5 +1,6 @@
 """However a process that writes a video dies, the chunks that were whole stay."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -90,9 +91,10 @@ def test_a_kill_from_outside_at_any_time_keeps_what_was_acknowledged(tmp_path: P
     """
     acknowledged = 0
     command = command_of(script, path)
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    there, out = os.pipe()
+    with warm_python.Process(command, cwd=ROOT, stdout=out) as process, os.fdopen(there) as lines:
+        os.close(out)
+        for line in lines:
             acknowledged = int(line)
             if acknowledged >= 100:
                 process.kill()

@@ -10,6 +10,8 @@ from scope_lab.tiny.train_codec import Trainer, fit_encoder
 from scope_lab.tiny.world import sample_clips
 from scope_rt.vae.tiny import TinyCodecConfig, TinyVideoCodec
 
+pytestmark = pytest.mark.lab
+
 SMALL = TinyCodecConfig(wide_channels=16, narrow_channels=4, num_blocks=1)
 
 

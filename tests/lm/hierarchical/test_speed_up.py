@@ -59,7 +59,7 @@ def filled(model: CountedWork, hierarchy: Hierarchy) -> EditableContext:
     ("windows", "work_a_key", "share"),
     [
         pytest.param((256, 64, None), 0.0, 0.0, id="windows"),
-        pytest.param((None, 32, None), 2 / LEAVES, 0.5, id="full attention"),
+        pytest.param((None, 32, None), 2 / LEAVES, 0.5, id="full attention", marks=pytest.mark.lab),
     ],
 )
 def test_an_edit_costs_what_the_formula_says(
