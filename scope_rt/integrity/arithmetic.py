@@ -250,13 +250,12 @@ class ArithmeticCheck:
         return where if token is None else f"{where}, token {token}"
 
     def _judge(self, held: _Held) -> None:
-        """The first stage of the first call and layer that is off is where the fault is."""
-        for record in held.records:
-            self._check_inputs(record)
-        if bool(held.is_right):
-            return
+        """The first stage of the first call and layer that is off is where the fault is: a NaN that
+        a block gave equals nothing in the next one."""
+        stages = () if bool(held.is_right) else held.stages
         for number, record in enumerate(held.records):
-            for stage in held.stages:
+            self._check_inputs(record)
+            for stage in stages:
                 self._check_stage(record, stage, number)
 
     def _check_stage(self, record: BlockRecord, stage: Stage, number: int) -> None:

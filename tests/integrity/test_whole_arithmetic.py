@@ -1,5 +1,6 @@
 """In strict no number of a block may be wrong: a fault of one token in one call is found."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity import arithmetic
 from scope_rt.integrity.block_record import BlockRecord
+from scope_rt.models.generator import CachedSelfAttention
 from tests.integrity.audited import AuditedStream, disarmed
-from tests.integrity.passing_faults import PASSING_FAULTS, Now, PassingFault
+from tests.integrity.passing_faults import CALL, LAYER, PASSING_FAULTS, Now, PassingFault
 from tests.tiny_models import CONFIG, STEPS, Rollout
 
 
@@ -29,6 +31,34 @@ def test_a_fault_of_one_call_is_found_in_its_chunk(
     audited.run(range(3))
     fault.bring_about(Now(audited.rollout, monkeypatch))
     with pytest.raises(IntegrityError, match=f"chunk 3, rank 0, .*{fault.names}"):
+        audited.run([3])
+
+
+@pytest.mark.parametrize("value", [1e30, math.inf, math.nan])
+@pytest.mark.parametrize("place", ["attention", "query", "block output"])
+def test_a_number_that_spoils_all_layers_behind_it_is_named_where_it_arose(
+    value: float, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = _stream()
+    audited.run(range(3))
+    now, attend = Now(audited.rollout, monkeypatch), CachedSelfAttention.__call__
+
+    def spoiled(tensor: Tensor, here: str) -> Tensor:
+        if not (now.is_here and here == place):
+            return tensor
+        tensor = tensor.clone()
+        tensor.flatten()[7] = value
+        return tensor
+
+    def attending(
+        attention: CachedSelfAttention, layer: int, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        return spoiled(attend(attention, layer, spoiled(q, "query"), k, v), "attention")
+
+    now.replace(CachedSelfAttention, "__call__", attending)
+    block = audited.rollout.model.blocks[LAYER]
+    block.register_forward_hook(lambda _, given, made: spoiled(made, "block output"))
+    with pytest.raises(IntegrityError, match=f"call {CALL}, layer {LAYER}, "):
         audited.run([3])
 
 
