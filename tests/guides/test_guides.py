@@ -35,6 +35,8 @@ def test_every_command_takes_the_parts_of_ones_own_as_the_guide_says(tmp_path: P
     guide = GUIDES / "your-own-model.md"
     save_files(guide, tmp_path)
     run("python make_folder.py", tmp_path)
+    with pytest.raises(AssertionError, match=r"^.*\nmy-model is there already; delete it.*$"):
+        run("python make_folder.py", tmp_path)
     lines = [line for line in commands(guide) if line.startswith("scope-rt")]
     assert [line.split()[1] for line in lines] == ["stream", "replay", "plan-memory", "break-it"]
     for line in lines:
