@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_records import Closed, Durable, Segment
+from scope_contracts.log_records import Closed, Durable, Published, Segment
 from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
@@ -135,7 +135,7 @@ class StreamSession:
         """What an earlier process left of the stream, where this session resumed it."""
         return None if self._recovery is None else self._recovery.resumed
 
-    def earlier_video(self) -> Iterator[Segment | Durable]:
+    def earlier_video(self) -> Iterator[Segment | Durable | Published]:
         """What is whole of the video of a stream that was resumed, for a `VideoWriter` that
         continues it; read from the stream's log."""
         if self.resumed is None:
@@ -170,7 +170,8 @@ class StreamSession:
     def take_log(self) -> Log:
         """The stream's log for who appends to it after this session, such as a video's writer.
 
-        The session leaves it open then; who took it closes it.
+        The session leaves it open then; who took it closes it. Close the session before the writer:
+        chunks that it retracts as it ends are no longer cut from a video that is finished.
         """
         self._closes_log = False
         return self.log

@@ -21,6 +21,7 @@ from scope_contracts.log_records import (
     Finished,
     Opened,
     Planned,
+    Published,
     Record,
     Segment,
 )
@@ -190,14 +191,14 @@ def entries_again(path: Path, progress: StreamProgress) -> Iterator[Entry]:
             return
 
 
-def video_records(path: Path, progress: StreamProgress) -> Iterator[Segment | Durable]:
+def video_records(path: Path, progress: StreamProgress) -> Iterator[Segment | Durable | Published]:
     """What is whole of the video by the log at `path`, for a writer that continues it.
 
     `progress` is what was read there; raises as `read_entries`.
     """
     for entry in entries_again(path, progress):
         match entry.record:
-            case Segment():
+            case Segment() | Published():
                 yield entry.record
             case Durable(chunk_index=index, segment=segment):
                 if progress.encoded.number_of(index) == segment:

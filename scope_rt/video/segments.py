@@ -86,8 +86,10 @@ class VideoSegments:
 
         Reads all their packets. Raises `UserInputError` if some are gone or others.
         """
+        was_published = False
         try:
             for record in earlier:
+                was_published |= isinstance(record, Published)
                 if isinstance(record, Segment):
                     path = self._path_of(record.number)
                     self._parts[record.number] = SegmentFile(path, _format(record))
@@ -98,9 +100,14 @@ class VideoSegments:
                 for _ in part.packets():
                     pass
         except (KeyError, OSError, ValueError, av.FFmpegError) as error:
-            raise UserInputError(
-                f"output {self._target}: the video to resume is damaged ({error})"
-            ) from error
+            why = f"is damaged ({error})"
+            if was_published:
+                why = (
+                    "was finished before its session was closed, and cannot be continued; close a "
+                    "session first, as it may retract chunks then, and write what is made again to "
+                    "another file"
+                )
+            raise UserInputError(f"output {self._target}: the video to resume {why}") from error
 
     def begin_segment(
         self, *, codec: str, width: int, height: int, fps: Fraction, extradata: bytes

@@ -15,6 +15,7 @@ from scope_contracts.errors import (
     IntegrityError,
     PeerLostError,
     ScopeError,
+    UserInputError,
 )
 from scope_contracts.log_file import Entry, LogReader
 from scope_contracts.log_records import Finished
@@ -26,6 +27,7 @@ from scope_rt.instruments import Instruments
 from scope_rt.record.reader import read_history
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.session import StreamSession
+from scope_rt.video.writer import VideoWriter
 from tests.integrity.corruption import PROMPT, Change
 from tests.integrity.resumed_streams import (
     AT,
@@ -41,6 +43,7 @@ from tests.integrity.resumed_streams import (
     broken,
     clean,
     continued,
+    flip_weight,
     settings_in,
 )
 
@@ -203,6 +206,26 @@ def test_after_the_log_has_failed_no_cut_leads_beyond_its_end(tmp_path: Path) ->
     assert first < 3  # saved before the log failed, and long verified
     assert as_shown(stream) == as_shown(clean(ScheduledEvent(chunk_index=first, recompute=True)))
     assert sorted(read_history(tmp_path / "log").finished) == list(range(NUM_CHUNKS))
+
+
+def test_a_video_that_was_finished_before_its_session_is_not_called_damaged(tmp_path: Path) -> None:
+    out, last = tmp_path / "a.mp4", AT
+    size: dict[str, Any] = {"width": 32, "height": 16, "fps": 16}
+    changed = Instruments(faults=Change(FaultPoint.GENERATOR, last, flip_weight))
+    with (
+        pytest.raises(IntegrityError),
+        StreamSession(settings_in(tmp_path), instruments=changed) as session,
+        VideoWriter(out, **size, ledger=session.take_log()) as writer,
+    ):
+        for chunk in session.stream(PROMPT, num_chunks=last + 1):
+            writer.write(chunk.frames, chunk_index=chunk.chunk_index)
+    session.log.close()
+    assert out.exists()
+    with (
+        StreamSession(settings_in(tmp_path, resume=True)) as session,
+        pytest.raises(UserInputError, match=r"was finished before its session .* close a session"),
+    ):
+        VideoWriter(out, **size, earlier=session.earlier_video())
 
 
 def test_a_damaged_log_is_no_reason_to_retract(tmp_path: Path) -> None:
