@@ -68,6 +68,9 @@ class ModelConfig(_Part):
 
     folder: str = _setting("tiny", name="model")
     """A model folder, or "tiny" for the embedded model."""
+    recipe: str | None = _setting(None)
+    """How it is sampled: the name of a family of checkpoints, or a TOML file; None is what the
+    model's files tell."""
     dtype: DType = _setting(DType.FLOAT32)
     """Of weights, cache and latents."""
     height: int | None = _setting(None)

@@ -28,7 +28,6 @@ from scope_rt.mesh.full_pipeline import FullPipeline
 from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
 from scope_rt.models.feedback import Feedback, own_latents
-from scope_rt.models.noise import SeededNoise
 from scope_rt.record.log import Log, NullLog
 from scope_rt.record.reader import video_records
 from scope_rt.recovery import Recovery
@@ -84,7 +83,7 @@ class StreamSession:
         pipeline = None
         if self._context is not None and not self.is_control_rank:
             pipeline = FullPipeline(
-                noise=SeededNoise(),
+                noise=setup.noise,
                 decoder=setup.decoder(),
                 context=self._context,
                 feedback=feedback,
@@ -365,7 +364,7 @@ class StreamSession:
         stages = Stages(
             mesh=self._rank.port(),
             context=self._context,
-            noise=SeededNoise(),
+            noise=setup.noise,
             geometry=setup.geometry,
             cache=setup.cache_spec,
             feedback=self._feedback,

@@ -6,12 +6,12 @@ read off it.
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
+from scope_contracts.cache_spec import CacheChoice, CacheIndices, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError, shown
 from scope_contracts.geometry import ChunkGeometry
@@ -30,6 +30,7 @@ from scope_rt.integrity.part_digests import part_digests
 from scope_rt.integrity.pictures import RankZeroParts
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.loading import ModelFolder
+from scope_rt.models.noise import NoiseSource, SeededNoise
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
 from scope_rt.tensors import TORCH_DTYPES, sha256_of
@@ -63,15 +64,17 @@ class StreamSetup:
     _encoded: dict[str, Conditioning] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: StreamConfig, environment: LaunchEnvironment | None = None) -> Self:
-        """Read the model folder and settle what `config` left open.
+    def of(
+        cls, config: StreamConfig, environment: LaunchEnvironment | None = None, **more: Any
+    ) -> Self:
+        """Read the model folder and settle what `config` left open; `more` is a subclass's own.
 
         Raises:
             UserInputError: a setting cannot be used with this model or plan; the sentence says
                 what to change.
         """
         environment = environment or LaunchEnvironment.from_environment()
-        model = ModelFolder.open(config.model.folder)
+        model = ModelFolder.open(config.model.folder, config.model.recipe)
         recipe, topology = model.recipe, topology_of(config, environment)
         check_degree(model.config, topology.tp_degree)
         _check_fallback(config, model)
@@ -99,6 +102,7 @@ class StreamSetup:
             codec_sizes=model.codec_sizes(),
             geometry=geometry,
             cache_spec=_cache_spec(model, geometry, cache, height=height, width=width),
+            **more,
         )
         setup._load_parts()
         return setup
@@ -119,6 +123,14 @@ class StreamSetup:
         if torch.cuda.is_available():
             return torch.device("cuda", self.environment.local_rank)
         return torch.device("cpu")
+
+    @property
+    def noise(self) -> NoiseSource:
+        """Where every rank draws its noise."""
+        return SeededNoise()
+
+    def observe_call(self, timestep: float, start_token: int, indices: CacheIndices) -> None:
+        """Sees this rank's generator calls."""
 
     @property
     def backend(self) -> AttentionBackend:

@@ -29,6 +29,7 @@ kv_cache_attention_bias = 1
 ENVIRON = {"SCOPE_KV_CACHE": "h2o", "SCOPE_DIGEST_EVERY": "16"}
 OTHERS: dict[str, Any] = {
     "model": "/a/model",
+    "recipe": "krea-14b",
     "dtype": DType.BFLOAT16,
     "height": 32,
     "width": 64,

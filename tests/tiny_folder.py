@@ -12,7 +12,8 @@ import torch
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.loading import save_transformer
-from scope_rt.models.recipe import CacheUpkeep, Recipe
+from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe_choices import CacheUpkeep
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.tiny import TinyCodecConfig, TinyVideoCodec
 

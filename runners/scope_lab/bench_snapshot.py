@@ -25,7 +25,8 @@ from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.resume_point import PendingChunk, PlannedCounts, ResumePoint
 from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.control.tail import StreamTail, TailChunk
-from scope_rt.models.recipe import CacheUpkeep, Recipe
+from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe_choices import CacheUpkeep
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.stream_identity import identity

@@ -20,6 +20,7 @@ from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import PlanId
 from scope_contracts.lifecycle import Lifecycle
 from scope_lab.reference_rollout import BlankDecoder, RecordedAnchors, Recording
+from scope_lab.rollouts import command as rollouts
 from scope_rt.attention.backend import backend_named
 from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
@@ -260,7 +261,8 @@ def _same_trace(seen: list[TracedCall], recorded: list[dict[str, Any]]) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one recording; exit 0 if it agrees, 1 if not, 2 if it cannot be read."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(arguments))
+    run = rollouts.main if "--rollout" in arguments else _run
+    return guarded(lambda: run(arguments))
 
 
 def _run(argv: Sequence[str]) -> int:

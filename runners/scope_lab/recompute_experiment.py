@@ -32,7 +32,8 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.recompute import RecomputeMode
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.models.recipe import CacheUpkeep, Recipe
+from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe_choices import CacheUpkeep
 from scope_rt.session import StreamSession
 from scope_rt.text.words import parse
 from scope_rt.topology import PIPELINED

@@ -22,7 +22,8 @@ from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.tensor_spec import DType
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.noise import INITIAL
-from scope_rt.models.recipe import CacheUpkeep, Recipe
+from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe_choices import CacheUpkeep
 
 
 @dataclass(frozen=True, slots=True)

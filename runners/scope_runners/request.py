@@ -106,6 +106,7 @@ _SETTINGS = (
     "plan",
     "tp",
     "model",
+    "recipe",
     "height",
     "width",
     "kv_cache_attention_bias",
@@ -161,6 +162,12 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--model",
         metavar="FOLDER",
         help=f"a model folder, or {EMBEDDED_MODEL!r} for the embedded model (default)",
+    )
+    add(
+        "--recipe",
+        metavar="NAME",
+        help="how the model is sampled: a family of checkpoints (scope-rt model recipes lists "
+        "them), or a .toml file of your own (default: what the model's files tell)",
     )
     add_parts_argument(parser)
     add(

@@ -38,7 +38,6 @@ from scope_rt.mesh.worker import LocalMesh, RemoteMesh, Worker, serve_follower, 
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.models.noise import SeededNoise
 from scope_rt.models.shards import is_sharded
 from scope_rt.numerics import numeric_settings
 from scope_rt.stream_identity import check_environment, parity_keys
@@ -306,7 +305,8 @@ class Rank:
             cache=cache,
             schedule=setup.recipe.schedule,
             backend=setup.backend,
-            noise=SeededNoise(),
+            noise=setup.noise,
+            observe=setup.observe_call,
             feedback=self._feedback,
             derived=TensorDigests() if self._verifies else NoDigests(),
         )

@@ -1,9 +1,10 @@
 """The sizes of a Wan-architecture transformer, named as in diffusers' `config.json`."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from scope_contracts.errors import UserInputError
 from scope_rt.tensor_files.config_file import read_config
@@ -48,16 +49,26 @@ class CausalWanConfig:
             if raw.get(name, want) != want:
                 raise UserInputError(f"{path}: {name} is {raw[name]!r}, supported is {want!r}")
         names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in raw and name != "eps"]
-        if missing:
-            raise UserInputError(f"{path} lacks {', '.join(missing)}; is this a Wan transformer?")
-        for name in filter(raw.__contains__, names):
-            kinds, want = (
-                ((int, float), "a number") if name == "eps" else ((int,), "a whole number")
-            )
-            if type(raw[name]) not in kinds or not 0 < raw[name] < float("inf"):
-                raise UserInputError(f"{path}: {name} is {raw[name]!r}, want {want} above 0")
+        _check_sizes(path, raw, names)
         return cls(**{name: raw[name] for name in names if name in raw})
+
+    @classmethod
+    def from_original(cls, path: Path, *, text_dim: int) -> Self:
+        """Read the `config.json` of Wan's own folder, which does not state `text_dim`.
+
+        Raises:
+            UserInputError: as `from_folder`.
+        """
+        raw = read_config(path, fix="copy the Wan folder again")
+        if raw.get("model_type", "t2v") != "t2v":
+            raise UserInputError(f"{path}: model_type is {raw['model_type']!r}, supported is 't2v'")
+        _check_sizes(path, raw, [*_ORIGINAL, "eps"])
+        dim, num_heads = raw["dim"], raw["num_heads"]
+        if dim % num_heads:
+            raise UserInputError(f"{path}: dim {dim} is no multiple of num_heads {num_heads}")
+        sizes = {_ORIGINAL[name]: raw[name] for name in _ORIGINAL if _ORIGINAL[name]}
+        eps = {"eps": raw["eps"]} if "eps" in raw else {}
+        return cls(attention_head_dim=dim // num_heads, text_dim=text_dim, **sizes, **eps)
 
     def to_json(self) -> str:
         """The `config.json` that diffusers' `WanTransformer3DModel` reads as the same model."""
@@ -68,3 +79,26 @@ class CausalWanConfig:
             "qk_norm": "rms_norm_across_heads",
         } | {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps(raw, indent=2, sort_keys=True) + "\n"
+
+
+_ORIGINAL: Mapping[str, str] = {
+    "dim": "",
+    "num_heads": "num_attention_heads",
+    "in_dim": "in_channels",
+    "out_dim": "out_channels",
+    "freq_dim": "freq_dim",
+    "ffn_dim": "ffn_dim",
+    "num_layers": "num_layers",
+}
+"""Wan's own name of a size -> diffusers', "" where that has none."""
+
+
+def _check_sizes(path: Path, raw: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse sizes that are missing or no sizes. Raises UserInputError."""
+    missing = [name for name in names if name not in raw and name != "eps"]
+    if missing:
+        raise UserInputError(f"{path} lacks {', '.join(missing)}; is this a Wan transformer?")
+    for name in filter(raw.__contains__, names):
+        kinds, want = ((int, float), "a number") if name == "eps" else ((int,), "a whole number")
+        if type(raw[name]) not in kinds or not 0 < raw[name] < float("inf"):
+            raise UserInputError(f"{path}: {name} is {raw[name]!r}, want {want} above 0")

@@ -58,12 +58,17 @@ def entry_of_tensors(path: Path, digests: Mapping[str, int]) -> FileEntry:
 
 def tensors_in(path: Path) -> Sequence[StoredTensor]:
     """Those by which a file is known; none where it is known as a whole."""
-    if path.suffix != SAFETENSORS:
+    if not is_known_by_tensors(path):
         return ()
     try:
         return tuple(tensors_of(path))
     except UserInputError:  # its header is damaged, or has integers
         return ()
+
+
+def is_known_by_tensors(path: Path) -> bool:
+    """Whether a file's tensors, read slice by slice, say what it holds; a .pt may hold more."""
+    return path.suffix == SAFETENSORS
 
 
 def model_files(folder: Path, above: tuple[Path, ...] = ()) -> Iterator[Path]:

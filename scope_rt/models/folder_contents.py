@@ -12,13 +12,20 @@ later ones are held against.
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
 from scope_rt.models.content_cache import ContentCache, FileContent, Stamp, boot_id
-from scope_rt.models.file_contents import FileEntry, entry_of, entry_of_tensors, model_files
+from scope_rt.models.file_contents import (
+    FileEntry,
+    entry_of,
+    entry_of_tensors,
+    is_known_by_tensors,
+    model_files,
+)
 
 
 class FolderContents:
@@ -30,9 +37,12 @@ class FolderContents:
         *,
         vouched: Mapping[str, FileEntry],
         cache: ContentCache | None,
+        files: Callable[[], Iterable[Path]] | None = None,
     ) -> None:
-        """`vouched` are the files of a manifest: tensors of theirs are not read here."""
+        """`vouched` are the files of a manifest: tensors of theirs are not read here. `files` gives
+        those that count; all of `folder` by default."""
         self._folder, self._cache = folder, cache
+        self._files = files or partial(model_files, folder)
         self._vouched = {name: entry for name, entry in vouched.items() if entry.tensors}
         self._known: dict[str, FileContent] = {}
         self._at_start: Mapping[str, Stamp] = {}
@@ -89,6 +99,8 @@ class FolderContents:
         """
         with _readable(self._folder):
             for name, digests in tensors.items():
+                if not is_known_by_tensors(self._folder / name):
+                    continue
                 stamp = Stamp.of(self._folder / name)
                 if stamp == self._at_start.get(name) and stamp.is_settled(self._started_ns):
                     entry = entry_of_tensors(self._folder / name, digests)
@@ -117,7 +129,7 @@ class FolderContents:
         return kept_entries(self._folder, self._known)
 
     def _stamps(self) -> dict[str, Stamp]:
-        paths = model_files(self._folder)
+        paths = self._files()
         return {path.relative_to(self._folder).as_posix(): Stamp.of(path) for path in paths}
 
     def _lacking(self, stamps: Mapping[str, Stamp]) -> list[str]:

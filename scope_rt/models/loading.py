@@ -29,6 +29,7 @@ from scope_rt.models.content_cache import ContentCache
 from scope_rt.models.file_contents import model_files
 from scope_rt.models.fingerprint import shard_digest
 from scope_rt.models.folder_contents import FolderContents, fingerprint_of
+from scope_rt.models.layout import Layout
 from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.registry import CODECS, TEXT_ENCODERS
@@ -53,10 +54,14 @@ class ModelFolder:
     weights: WeightFiles
     contents: FolderContents
     manifest: Manifest | None
+    layout: Layout
 
     @classmethod
-    def open(cls, model: str | Path) -> Self:
+    def open(cls, model: str | Path, recipe: str | None = None) -> Self:
         """Open a model folder, or the embedded model by the name "tiny".
+
+        Args:
+            recipe: the name of a family or its TOML file; where None, the folder tells it.
 
         Raises:
             UserInputError: there is no such folder, or a part of it is missing or unknown.
@@ -67,21 +72,22 @@ class ModelFolder:
                 f"model folder {str(model)!r} does not exist; give a folder, or {EMBEDDED!r} for "
                 f"the embedded model"
             )
-        config = CausalWanConfig.from_folder(path / "transformer")
-        weights = WeightFiles.open(path / "transformer")
-        _check_weights(path / "transformer", weights, config)
+        layout = Layout.of(path, recipe)
+        _check_weights(layout)
         manifest = Manifest.read(path)
         return cls(
             path=path,
-            recipe=Recipe.from_folder(path),
-            config=config,
-            weights=weights,
+            recipe=layout.family.recipe,
+            config=layout.config,
+            weights=layout.weights,
             contents=FolderContents(
                 path,
                 vouched={} if manifest is None else manifest.files,
                 cache=ContentCache.of(path),
+                files=layout.files,
             ),
             manifest=manifest,
+            layout=layout,
         )
 
     def fingerprint(self) -> str:
@@ -101,7 +107,7 @@ class ModelFolder:
             )
         if self.manifest is not None:
             self.manifest.check(self.path, entries)
-        return fingerprint_of(entries)
+        return self.layout.with_recipe(fingerprint_of(entries))
 
     def known_digests(self) -> dict[str, int] | None:
         """What the `stored` digests of all ranks' slices must add up to, by the same names: those
@@ -137,7 +143,9 @@ class ModelFolder:
             return
         for name, tensor in self.weights.tensors.items():
             file = tensor.path.relative_to(self.path).as_posix()
-            want = self.manifest.files[file].tensors[tensor.name]
+            want = self.manifest.files[file].tensors.get(tensor.name)
+            if want is None:  # the file is known as a whole
+                continue
             if whole[f"{file}/{name}"] != want and bit_digest(tensor.read()) != want:
                 what = "is not what it was"
                 raise refusal(self.path, Difference(file=file, tensor=tensor.name, what=what))
@@ -182,28 +190,28 @@ class ModelFolder:
             UserInputError: it cannot be loaded.
             FingerprintError: its files are not what they were.
         """
-        self._check_part("vae")
-        return CODECS.load(self.path / "vae")
+        self._check_part(self.layout.vae)
+        return CODECS.load(self.layout.vae)
 
     def codec_sizes(self) -> CodecSizes:
         """What the codec will be, from its configuration alone. Raises UserInputError."""
-        return CODECS.sizes(self.path / "vae")
+        return CODECS.sizes(self.layout.vae)
 
     def text_encoder(self) -> TextEncoder:
         """Load the text encoder, for rank0; raises what `codec` does."""
-        self._check_part("text_encoder")
-        self._check_part("tokenizer")  # where it has one beside it
-        return TEXT_ENCODERS.load(self.path / "text_encoder")
+        self._check_part(self.layout.text_encoder)
+        self._check_part(self.path / "tokenizer")  # where it has one beside it
+        return TEXT_ENCODERS.load(self.layout.text_encoder)
 
     def text_sizes(self) -> TextSizes:
         """What the text encoder will be, from its configuration alone. Raises UserInputError."""
-        return TEXT_ENCODERS.sizes(self.path / "text_encoder")
+        return TEXT_ENCODERS.sizes(self.layout.text_encoder)
 
-    def _check_part(self, part: str) -> None:
+    def _check_part(self, part: Path) -> None:
         """Read the files of a part and compare them: who loads them reads them whole, once."""
         known = self.manifest or Manifest(files=self.contents.kept())
         try:
-            paths = [*model_files(self.path / part)]
+            paths = [part] if part.is_file() else [*model_files(part)]
             found = self.contents.read_again(
                 path.relative_to(self.path).as_posix() for path in paths
             )
@@ -211,7 +219,7 @@ class ModelFolder:
             return  # whoever loads it says what is missing
         except OSError as error:
             raise UserInputError(
-                f"cannot read {error.filename or self.path / part}: {error.strerror}; copy it again"
+                f"cannot read {error.filename or part}: {error.strerror}; copy it again"
             ) from error
         known.check(self.path, {name: found[name] for name in found.keys() & known.files.keys()})
 
@@ -250,15 +258,17 @@ class ModelFolder:
         )
 
 
-def _check_weights(folder: Path, weights: WeightFiles, config: CausalWanConfig) -> None:
-    """Compare names and shapes on disk with what `config` needs.
+def _check_weights(layout: Layout) -> None:
+    """Compare names and shapes on disk with what the transformer's sizes need.
 
     Raises:
         UserInputError: the weights are another model's.
     """
     with torch.device("meta"):
-        needed = {name: tuple(p.shape) for name, p in CausalWanModel(config).named_parameters()}
-    check_fit(needed, weights.tensors, where=f"{folder}: the weights do not fit config.json")
+        model = CausalWanModel(layout.config)
+    needed = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    where = f"{layout.config_path.parent}: the weights do not fit {layout.config_path.name}"
+    check_fit(needed, layout.weights.tensors, where=where)
 
 
 def embedded_folder() -> Path:

@@ -1,28 +1,24 @@
 """A checkpoint family is a value: how a model is sampled and how its cache is kept up."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
-from itertools import pairwise
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from scope_contracts.cache_spec import CacheChoice, CacheKind
 from scope_contracts.errors import UserInputError
+from scope_rt.models.recipe_checks import OPTIONAL, checked
+from scope_rt.models.recipe_choices import (
+    CacheUpkeep,
+    NewText,
+    Positions,
+    RecomputeText,
+    TransitionWeights,
+)
 from scope_rt.models.schedule import FlowSchedule
 
 RECIPE_NAME = "recipe.json"
-
-
-class CacheUpkeep(StrEnum):
-    """How K/V of finished chunks are made clean."""
-
-    CLEAN_PASS = "clean_pass"
-    """After the steps, one call at t=0 rewrites the window (Self-Forcing, LongLive)."""
-    RECOMPUTE = "recompute"
-    """Before the steps, one call at t=0 over context frames rebuilds the cache (Krea)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +39,14 @@ class Recipe:
     """Context of a recompute; 0 for a model that keeps its cache by clean passes."""
     warp_steps: bool = True
     """Whether the schedule warps the nominal steps before the model is fed them."""
+    first_chunk_steps: tuple[float, ...] = ()
+    """Nominal steps of an epoch's first chunk; empty where it has those of all others."""
+    kv_cache_attention_bias: float = 1.0
+    """Weight of past chunks where nobody asks for another."""
+    positions: Positions = Positions.IN_EPOCH
+    new_text: NewText = NewText.KEEP_CACHE
+    recompute_text: RecomputeText = RecomputeText.CURRENT
+    transition_weights: TransitionWeights = TransitionWeights.OFF_SOURCE
     latent_limit: float | None = None
     """No number of a chunk's latents is larger than this, unless it was computed wrong; None where
     that is not known."""
@@ -54,7 +58,15 @@ class Recipe:
     @property
     def timesteps(self) -> tuple[float, ...]:
         """The steps as the model is fed them, 0..1000."""
-        return self.schedule.warp(self.denoising_steps) if self.warp_steps else self.denoising_steps
+        return self._fed(self.denoising_steps)
+
+    @property
+    def first_chunk_timesteps(self) -> tuple[float, ...]:
+        """The same of an epoch's first chunk."""
+        return self._fed(self.first_chunk_steps or self.denoising_steps)
+
+    def _fed(self, steps: tuple[float, ...]) -> tuple[float, ...]:
+        return self.schedule.warp(steps) if self.warp_steps else steps
 
     @property
     def clean_pass(self) -> bool:
@@ -109,29 +121,52 @@ class Recipe:
             raise UserInputError(f"cannot read {path}: {error}; point to a model folder") from error
         except (ValueError, RecursionError) as error:
             raise UserInputError(f"{path} is no JSON: {error}; correct the file") from error
-        names = {field.name for field in fields(cls)}
         if not isinstance(raw, dict):
-            raise UserInputError(
-                f"{path} is no JSON object; want one with the entries {', '.join(sorted(names))}"
-            )
-        missing = names - set(raw) - _OPTIONAL
-        if missing or set(raw) - names:
-            wrong = {"unknown": set(raw) - names, "missing": missing}
+            names = ", ".join(sorted(field.name for field in fields(cls)))
+            raise UserInputError(f"{path} is no JSON object; want one with the entries {names}")
+        return cls.of_entries(raw, where=str(path))
+
+    @classmethod
+    def of_entries(cls, raw: Mapping[str, Any], *, where: str) -> Self:
+        """The recipe that a file states; `where` begins each sentence about it.
+
+        Raises:
+            UserInputError: unknown or missing entries, or values that no stream could follow.
+        """
+        entries, names = dict(raw), {field.name for field in fields(cls)}
+        missing = names - set(entries) - OPTIONAL
+        if missing or set(entries) - names:
+            wrong = {"unknown": set(entries) - names, "missing": missing}
             said = [f"{kind} entries: {', '.join(sorted(n))}" for kind, n in wrong.items() if n]
-            raise UserInputError(f"{path}: {'; '.join(said)}; correct the file")
+            raise UserInputError(f"{where}: {'; '.join(said)}; correct the file")
         try:
-            for name, (fits, want) in _ENTRIES.items():
-                if name in raw and not fits(raw[name]):
-                    raise ValueError(f"{name} is {raw[name]!r}, want {want}")
-            raw["denoising_steps"] = tuple(map(float, raw["denoising_steps"]))
-            raw["cache_upkeep"] = CacheUpkeep(raw["cache_upkeep"])
-            recipe = cls(**raw | {"shift": float(raw["shift"])})
-            recipe._check_frames()
+            recipe = cls(**{name: checked(name, value) for name, value in entries.items()})
+            recipe.check_frames()
         except ValueError as error:
-            raise UserInputError(f"{path}: {error}; correct the entry") from error
+            raise UserInputError(f"{where}: {error}; correct the entry") from error
         return recipe
 
-    def _check_frames(self) -> None:
+    def with_entries(self, entries: Mapping[str, tuple[str, Any]]) -> Self:
+        """With other values, each as a file has it after where it stands there.
+
+        Raises:
+            UserInputError: no stream could follow them.
+        """
+        values = dict[str, Any]()
+        for name, (where, value) in entries.items():
+            try:
+                values[name] = checked(name, value)
+            except ValueError as error:
+                raise UserInputError(f"{where}: {error}; correct the entry") from error
+        recipe = replace(self, **values)
+        try:
+            recipe.check_frames()
+        except ValueError as error:
+            places = ", ".join(dict.fromkeys(where for where, _ in entries.values()))
+            raise UserInputError(f"{places}: {error}; correct the entries") from error
+        return recipe
+
+    def check_frames(self) -> None:
         """Raises ValueError for numbers of frames that no stream could follow."""
         if self.frames_per_block > self.window_frames:
             raise ValueError(
@@ -140,6 +175,11 @@ class Recipe:
             )
         if not self.clean_pass:
             self._check_recompute()
+        elif self.recompute_text is not RecomputeText.CURRENT:
+            raise ValueError(
+                f"recompute_text is {self.recompute_text!s}, want current with cache_upkeep "
+                "clean_pass"
+            )
         elif self.kv_cache_num_frames != 0:
             raise ValueError(
                 f"kv_cache_num_frames is {self.kv_cache_num_frames}, want 0 with cache_upkeep "
@@ -147,6 +187,11 @@ class Recipe:
             )
 
     def _check_recompute(self) -> None:
+        if self.new_text is not NewText.KEEP_CACHE:
+            raise ValueError(
+                f"new_text is {self.new_text!s}, want keep_cache with cache_upkeep recompute: each "
+                "chunk makes its past again"
+            )
         most = self.window_frames - self.frames_per_block
         if not 1 <= self.kv_cache_num_frames <= most:
             raise ValueError(
@@ -162,44 +207,3 @@ class Recipe:
     def save(self, folder: Path) -> None:
         text = json.dumps(asdict(self), indent=2, sort_keys=True)
         (folder / RECIPE_NAME).write_text(text + "\n")
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float)
-
-
-def _are_steps(value: object) -> bool:
-    if not isinstance(value, list) or not value or not all(map(_is_number, value)):
-        return False
-    is_falling = all(later < earlier for earlier, later in pairwise(value))
-    return is_falling and value[0] <= 1000 and value[-1] > 0
-
-
-def _whole(least: int) -> tuple[Callable[[Any], bool], str]:
-    return (lambda value: type(value) is int and value >= least), f"a whole number from {least}"
-
-
-_ENTRIES: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
-    {
-        "denoising_steps": (_are_steps, "a list of numbers, falling, above 0 and at most 1000"),
-        "shift": (
-            lambda value: _is_number(value) and 0 < value <= 1000,
-            "a number above 0 and at most 1000",
-        ),
-        "frames_per_block": _whole(1),
-        "window_frames": _whole(1),
-        "sink_frames": _whole(0),
-        "fps": _whole(1),
-        "default_height": _whole(1),
-        "default_width": _whole(1),
-        "cache_upkeep": (lambda value: value in list(CacheUpkeep), " or ".join(CacheUpkeep)),
-        "kv_cache_num_frames": _whole(0),
-        "warp_steps": (lambda value: type(value) is bool, "true or false"),
-        "latent_limit": (
-            lambda value: value is None or (_is_number(value) and value > 0),
-            "a number above 0, or null",
-        ),
-    }
-)
-"""What each entry of the file may be, by itself."""
-_OPTIONAL = frozenset({"latent_limit"})

@@ -53,7 +53,7 @@ _FAMILIES = (
     _Signs(family="causvid-1.3b", suffix=".pt", key="generator"),
     _Signs(family="krea-14b", suffix=".safetensors", key=""),
 )
-_CLASSES: Mapping[str, str] = {"CausalWanTransformer3DModel": "self-forcing-1.3b"}
+_CLASSES: Mapping[str, str] = {"CausalWanTransformer3DModel": "fastvideo-1.3b"}
 """Of `transformer/config.json`, to the family whose steps its weights were distilled with."""
 
 
@@ -92,6 +92,12 @@ def recognised(listing: Listing) -> Recognised:
     )
 
 
+def class_family(class_name: object) -> tuple[str, ...]:
+    """The family of a `transformer/config.json` of that class; none where it tells none."""
+    family = _CLASSES.get(class_name) if isinstance(class_name, str) else None
+    return () if family is None else (family,)
+
+
 def _is_base(part: FoundPart) -> bool:
     """Whether it is published as Wan's own model is, which no recipe streams."""
     return part.naming is Naming.ORIGINAL and not part.key and not part.is_prefixed
@@ -103,8 +109,7 @@ def _families(
     families = dict[str, None]()  # in order, each once
     for part in transformers:
         config = listing.configs.get(f"{folder_of(part.files[0])}/config.json", {})
-        if (family := _CLASSES.get(config.get("_class_name", ""))) is not None:
-            families[family] = None
+        families |= dict.fromkeys(class_family(config.get("_class_name")))
         families |= {each.family: None for each in _FAMILIES if each.fit(part, has_lora=has_lora)}
     return tuple(families)
 

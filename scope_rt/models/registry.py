@@ -1,4 +1,4 @@
-"""Which loader reads a codec's or a text encoder's folder: the one registered for its class.
+"""Which loader reads a codec or a text encoder: the one registered for its class.
 
 `vae/config.json` and `text_encoder/config.json` name a class. A process knows those of the embedded
 model and of Wan; others are registered before a session is made, on every rank, because every rank
@@ -42,8 +42,9 @@ class Loader(Generic[P, S]):
 class Registry(Generic[P, S]):
     """The loaders of one kind of part; a name is given once and for all."""
 
-    def __init__(self, part: str, sizes: type[S]) -> None:
-        self._part, self._sizes = part, sizes
+    def __init__(self, part: str, sizes: type[S], *, of_file: str = "") -> None:
+        """`of_file` is the class of a part that is a file, which names none."""
+        self._part, self._sizes, self._of_file = part, sizes, of_file
         self._loaders: dict[str, Loader[P, S]] = {}
 
     def register(
@@ -61,7 +62,7 @@ class Registry(Generic[P, S]):
         self._loaders[name] = Loader(load=load, sizes=sizes or self._sizes_in_config)
 
     def load(self, folder: Path) -> P:
-        """The part of a model that lies in `folder`.
+        """The part of a model that lies in `folder`, or is that file of Wan's own.
 
         Raises:
             UserInputError: no loader is registered for it, it cannot be loaded, or what was loaded
@@ -83,6 +84,8 @@ class Registry(Generic[P, S]):
         return self._loader(folder).sizes(folder)
 
     def _loader(self, folder: Path) -> Loader[P, S]:
+        if folder.is_file():
+            return self._loaders[self._of_file]
         path, raw = _config(folder)
         if (name := _class_name(raw)) is None:
             raise UserInputError(
@@ -127,8 +130,8 @@ def _class_name(raw: Mapping[str, Any]) -> object:
     return None
 
 
-CODECS = Registry[VideoCodec, CodecSizes]("codec", CodecSizes)
-TEXT_ENCODERS = Registry[TextEncoder, TextSizes]("text encoder", TextSizes)
+CODECS = Registry[VideoCodec, CodecSizes]("codec", CodecSizes, of_file=WAN_VAE)
+TEXT_ENCODERS = Registry[TextEncoder, TextSizes]("text encoder", TextSizes, of_file=UMT5)
 CODECS.register(TinyVideoCodec.__name__, TinyVideoCodec.from_pretrained, TinyVideoCodec.sizes)
 CODECS.register(WAN_VAE, load_wan_codec, wan_codec_sizes)
 CODECS.register(TAEHV, load_small_codec, small_codec_sizes)

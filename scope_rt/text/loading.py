@@ -32,8 +32,11 @@ _FIX = "copy the folder of umT5's encoder again, with all files from one model"
 
 
 def umt5_text_sizes(folder: Path) -> TextSizes:
-    """Sizes of the encoder in a diffusers folder, from its `config.json` alone. Raises
-    UserInputError."""
+    """Sizes of the encoder in a diffusers folder, from its `config.json` alone, or in Wan's own
+    file, from its headers. Raises UserInputError."""
+    if folder.is_file():
+        sizes = Umt5Sizes.of(folder, transformers_names(state_dict_of(folder)))
+        return TextSizes(text_len=TEXT_LEN, text_dim=sizes.d_model)
     path = folder / "config.json"
     width = read_config(path, fix=_FIX).get("d_model")
     if type(width) is not int or width < 1:

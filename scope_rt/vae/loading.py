@@ -22,13 +22,21 @@ from scope_rt.vae.wan_config import WanVaeConfig
 from scope_rt.vae.wan_names import diffusers_name
 
 CLASS_NAME, SMALL_CLASS_NAME = "AutoencoderKLWan", "TAEHV"
+ORIGINAL_CHANNELS = 16
+"""Of the latents of Wan 2.1, whose mean and std no file states."""
 _STEM = "diffusion_pytorch_model"
 _CPU = torch.device("cpu")
 
 
 def wan_codec_sizes(folder: Path) -> CodecSizes:
-    """Sizes of the VAE in diffusers' folder, from its `config.json` alone. Raises
-    UserInputError."""
+    """Sizes of the VAE in diffusers' folder, from its `config.json` alone, or of Wan's original
+    file, from its headers. Raises UserInputError."""
+    if folder.is_file():
+        zeros = (0.0,) * ORIGINAL_CHANNELS  # mean and std have no part in sizes
+        tensors = state_dict_of(folder)
+        return WanVaeConfig.of_original(
+            folder, tensors, latents_mean=zeros, latents_std=zeros
+        ).sizes
     return WanVaeConfig.read(folder / "config.json").sizes
 
 

@@ -10,7 +10,8 @@ from scope_contracts.errors import OrderError, UserInputError
 from scope_rt.config import RECOMPUTE_NEVER
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.recompute import RecomputeAnchor, choose_recompute
-from scope_rt.models.recipe import CacheUpkeep, Recipe
+from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe_choices import CacheUpkeep
 from tests.tiny_folder import RECIPE
 
 KREA = replace(

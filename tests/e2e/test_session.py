@@ -302,9 +302,9 @@ def test_the_model_folder_is_read_once_by_a_rank(
     opened: list[object] = []
     read = ModelFolder.open
 
-    def noting(name: str | Path) -> ModelFolder:
+    def noting(name: str | Path, recipe: str | None) -> ModelFolder:
         opened.append(name)
-        return read(name)
+        return read(name, recipe)
 
     monkeypatch.setattr(ModelFolder, "open", noting)
     setup = StreamSetup.of(StreamConfig.of(folder))

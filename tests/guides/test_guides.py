@@ -10,6 +10,7 @@ import torch
 
 from scope_rt.models import registry
 from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe_checks import OPTIONAL
 from scope_rt.models.registry import Registry
 from scope_rt.text.encoder import TextSizes
 from scope_rt.vae.codec import CodecSizes
@@ -25,9 +26,8 @@ def test_a_model_with_parts_of_ones_own_streams_as_its_guide_says(tmp_path: Path
     assert len(streamed) == 2
     for printed in streamed:
         assert printed.splitlines() == [f"{index} (12, 64, 64, 3) uint8" for index in range(3)]
-    assert set(json.loads((tmp_path / "my-model" / "recipe.json").read_text())) == set(
-        Recipe.__slots__
-    )
+    entries = json.loads((tmp_path / "my-model" / "recipe.json").read_text())
+    assert set(entries) == set(Recipe.__slots__) - OPTIONAL | {"latent_limit"}
 
 
 @pytest.mark.timeout(4 * TIMEOUT_S)

@@ -18,7 +18,7 @@ from scope_rt.collectives import SoloCollectives
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.kv_cache.frame_cache import FrameCache
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.models.recipe import CacheUpkeep
+from scope_rt.models.recipe_choices import CacheUpkeep
 from tests.rounding import FP64_CONTRACT, gamma
 from tests.tiny_models import Rollout
 

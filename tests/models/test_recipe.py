@@ -10,7 +10,7 @@ from scope_rt.models.recipe import RECIPE_NAME, Recipe
 from tests.tiny_folder import KREA_RECIPE, RECIPE
 
 WRONG: dict[str, tuple[object, ...]] = {
-    "denoising_steps": (None, 5, [], ["1000"], [True], [500, 750], [500, 500], [1001], [500, 0]),
+    "denoising_steps": (None, 5, [], ["1000"], [True], [500, 750], [500, 500], [1001], [500, -1]),
     "shift": (None, "5", True, 0, -1.0, float("nan"), float("inf"), 10**400),
     "frames_per_block": (None, "3", 3.0, True, 0, 7),
     "window_frames": (None, "6", 6.0, 0, 2),
@@ -22,6 +22,12 @@ WRONG: dict[str, tuple[object, ...]] = {
     "kv_cache_num_frames": (None, "0", 0.0, -1, 4),
     "warp_steps": (None, "true", 1, 0),
     "latent_limit": ("30", True, 0, -1.0),
+    "first_chunk_steps": (None, 5, ["1000"], [500, 750], [1001]),
+    "kv_cache_attention_bias": (None, "1", True, 0, 1.5),
+    "positions": (None, "window", 1),
+    "new_text": (None, "reset", []),
+    "recompute_text": (None, "next", "previous"),
+    "transition_weights": (None, "linear", 0),
 }
 """Of a recipe with clean passes, a block of 3 and a window of 6."""
 

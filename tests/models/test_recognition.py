@@ -22,7 +22,7 @@ FAMILY_OF_FOLDER = {
     "self-forcing": ("self-forcing-1.3b",),
     "longlive": ("longlive-1.3b",),
     "krea-14b": ("krea-14b",),
-    "fastvideo-diffusers": ("self-forcing-1.3b",),
+    "fastvideo-diffusers": ("fastvideo-1.3b",),
 }
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from scope_contracts.errors import ScopeError
 from scope_rt.models.file_contents import MANIFEST_NAME
 from scope_rt.models.loading import ModelFolder
-from scope_rt.models.recipe import RECIPE_NAME, CacheUpkeep, Recipe
+from scope_rt.models.recipe import RECIPE_NAME, Recipe
+from scope_rt.models.recipe_choices import CacheUpkeep
 from scope_rt.topology import Topology
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.events import EventKind, read_events

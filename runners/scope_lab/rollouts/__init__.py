@@ -1,0 +1,1 @@
+"""What a project's own code computed from a prompt to pixels, computed again by a stream."""

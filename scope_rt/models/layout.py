@@ -1,0 +1,217 @@
+"""Where the parts of a model lie: in a folder of parts, or in what a project's instructions leave.
+
+A folder of parts has `transformer/`, `vae/` and `text_encoder/`. In any other, parts are told by
+their tensors (`recognition`), and the family says which of several transformers is streamed.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from scope_contracts.errors import UserInputError, shown
+from scope_rt.models.config import CausalWanConfig
+from scope_rt.models.family import Family, family_names
+from scope_rt.models.file_contents import model_files
+from scope_rt.models.found_parts import FoundPart, folder_of
+from scope_rt.models.recipe import RECIPE_NAME, Recipe
+from scope_rt.models.recognition import Recognised, class_family, recognised
+from scope_rt.models.weight_files import WeightFiles
+from scope_rt.tensor_files.config_file import read_config
+from scope_rt.tensor_files.listing import listing_of
+
+_PARTS = ("transformer", "vae", "text_encoder", "tokenizer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A model's parts, found and told apart; nothing but headers and JSON has been read."""
+
+    family: Family
+    config: CausalWanConfig
+    weights: WeightFiles
+    config_path: Path
+    """Of the transformer's sizes."""
+    vae: Path
+    """A folder with a `config.json`, or Wan's own file."""
+    text_encoder: Path
+    """The same."""
+    places: tuple[Path, ...]
+    """Files, and folders with all that is in them, that what is computed follows from."""
+
+    @classmethod
+    def of(cls, folder: Path, recipe: str | None) -> Self:
+        """Find the parts in `folder`.
+
+        Args:
+            recipe: the name of a family or its TOML file; where None, files tell it.
+
+        Raises:
+            UserInputError: a part is missing or unknown, or files tell no family, or several.
+        """
+        if (folder / "transformer").is_dir() or (folder / RECIPE_NAME).exists():
+            return cls._of_parts(folder, recipe)
+        return cls._of_project(folder, recipe)
+
+    @classmethod
+    def _of_parts(cls, folder: Path, recipe: str | None) -> Self:
+        transformer, own = folder / "transformer", folder / RECIPE_NAME
+        config = CausalWanConfig.from_folder(transformer)
+        weights = WeightFiles.open(transformer)
+        if recipe is not None:
+            family = Family.named(recipe).in_folder(folder)
+        elif own.exists():
+            family = Family(name=RECIPE_NAME, recipe=Recipe.from_folder(folder))
+        else:
+            family = _family_of_class(folder, transformer / "config.json")
+        # Whoever has a recipe of his own may have parts of his own, and these files of any name.
+        parts = [folder] if own.exists() else [folder / part for part in _PARTS]
+        return cls(
+            family=family,
+            config=config,
+            weights=weights,
+            config_path=transformer / "config.json",
+            vae=folder / "vae",
+            text_encoder=folder / "text_encoder",
+            places=tuple(part for part in parts if part.is_dir()),
+        )
+
+    @classmethod
+    def _of_project(cls, folder: Path, recipe: str | None) -> Self:
+        listing = listing_of(folder)
+        found = recognised(listing)
+        if recipe is None:
+            if found.problems and not found.transformers:
+                raise UserInputError(found.problems[0])
+            family = _only_family(folder, found.families, found.transformers)
+        else:
+            family = Family.named(recipe)
+        family = family.in_folder(folder)
+        transformer = _transformer(folder, found, family)
+        if found.problems:
+            raise UserInputError(found.problems[0])
+        config_path, config = _config(listing.root, listing.configs, transformer)
+        tokenizer = folder / found.tokenizers[0]
+        text_encoder = folder / _first(found.text_encoders)
+        return cls(
+            family=family,
+            config=config,
+            weights=WeightFiles.of_state_dict(
+                [folder / file for file in transformer.files], transformer.key
+            ),
+            config_path=config_path,
+            vae=folder / _first(found.vaes),
+            text_encoder=text_encoder,
+            places=(
+                *(folder / file for file in transformer.files),
+                config_path,
+                folder / _first(found.vaes),
+                text_encoder,
+                tokenizer,
+                *family.sources,
+            ),
+        )
+
+    def with_recipe(self, fingerprint: str) -> str:
+        """The fingerprint of the files and of a recipe that is none of them."""
+        if not self.family.is_chosen:
+            return fingerprint
+        family = self.family
+        values = [family.lora and asdict(family.lora), asdict(family.recipe)]
+        said = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(f"{fingerprint} {said}".encode()).hexdigest()
+
+    def files(self) -> Iterator[Path]:
+        """All files that what is computed follows from."""
+        for place in self.places:
+            yield from [place] if place.is_file() else model_files(place)
+
+
+def _family_of_class(folder: Path, config: Path) -> Family:
+    """Of a folder of parts without a recipe of its own. Raises UserInputError."""
+    said = read_config(config, fix="copy the folder again").get("_class_name")
+    if families := class_family(said):
+        return Family.named(families[0])
+    raise UserInputError(
+        f"model folder {folder} has no {RECIPE_NAME}, which says how its model is sampled, and its "
+        f"class {shown(said)} does not; name a family with --recipe ({', '.join(family_names())}, "
+        "or a .toml file), or write it, by runbooks/guides/your-own-model.md (scope-rt runbook "
+        "your-own-model)"
+    )
+
+
+def _only_family(where: Path, families: Sequence[str], transformers: Sequence[FoundPart]) -> Family:
+    """Raises UserInputError where files tell no family, or several."""
+    if len(families) == 1:
+        return Family.named(families[0])
+    what = where / str(transformers[0])
+    choices = "; ".join(_in_words(name, transformers) for name in families or family_names())
+    said = "may be of several families" if families else "tells no family"
+    raise UserInputError(
+        f"{what} {said} of checkpoints; name one with --recipe, or give a .toml file of your own: "
+        f"{choices}"
+    )
+
+
+def _in_words(name: str, transformers: Sequence[FoundPart]) -> str:
+    """A family, and what it takes that is not there."""
+    key = Family.named(name).weights.state_dict
+    if not key or not transformers or any(part.key == key for part in transformers):
+        return name
+    return f"{name} (takes {key!r}, which is not there)"
+
+
+def _transformer(folder: Path, found: Recognised, family: Family) -> FoundPart:
+    """The one that the family streams. Raises UserInputError where it is not there."""
+    key = family.weights.state_dict
+    fitting = [part for part in found.transformers if part.key == key]
+    if len(fitting) == 1:
+        return fitting[0]
+    if len(fitting) > 1:
+        names = ", ".join(map(str, fitting))
+        raise UserInputError(
+            f"{folder} has several transformers that {family.name} could take: {names}; keep one"
+        )
+    if not found.transformers and found.problems:
+        raise UserInputError(found.problems[0])
+    have = ", ".join(str(folder / str(part)) for part in found.transformers)
+    want = f"{key!r} of a .pt" if key else "a file that is one state dict"
+    raise UserInputError(
+        f"{have}: recipe {family.name} takes {want}; copy the project's own file, or name another "
+        "family with --recipe"
+    )
+
+
+def _config(
+    root: Path, configs: Mapping[str, Mapping[str, object]], transformer: FoundPart
+) -> tuple[Path, CausalWanConfig]:
+    """The sizes of an original transformer, from the `config.json` that has its width and depth."""
+    places = [name for name, raw in configs.items() if raw.get("_class_name") == "WanModel"]
+    if not places:
+        raise UserInputError(
+            f"{root}: no config.json of class WanModel, which says how many heads {transformer} "
+            "has; add that of its Wan folder"
+        )
+    sizes = (transformer.width, transformer.num_blocks)
+    for name in places:
+        if (configs[name].get("dim"), configs[name].get("num_layers")) == sizes:
+            path = root / name
+            return path, CausalWanConfig.from_original(path, text_dim=transformer.text_width)
+    said = "; ".join(
+        f"{root / name}: dim {configs[name].get('dim')}, num_layers "
+        f"{configs[name].get('num_layers')}"
+        for name in places
+    )
+    raise UserInputError(
+        f"{said}; want {sizes[0]} and {sizes[1]}, as {transformer} has; add the config.json of its "
+        "Wan folder"
+    )
+
+
+def _first(parts: Sequence[FoundPart]) -> str:
+    """The file of a part, or the folder of one that diffusers wrote; of the same in two formats,
+    that of safetensors."""
+    part = min(parts, key=lambda each: not each.files[0].endswith(".safetensors"))
+    return part.files[0] if part.naming == "original" else folder_of(part.files[0])

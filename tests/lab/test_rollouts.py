@@ -1,0 +1,60 @@
+"""A stream computes what a project's own code computed from the same prompt, noise and files."""
+
+from pathlib import Path
+
+import pytest
+
+from scope_contracts.envelope import PlanId
+from scope_lab import parity
+from scope_lab.rollouts.command import compare
+from tests.real_checkpoints import FASTVIDEO, SELF_FORCING
+
+for needed in ("diffusers", "ftfy", "tokenizers", "transformers", "yaml"):
+    pytest.importorskip(needed)
+
+PLANS = ((PlanId.SINGLE, 1), (PlanId.TP_V1_1, 2), (PlanId.PP0, 1), (PlanId.PP1, 1))
+
+
+@pytest.mark.parametrize("folder", [SELF_FORCING, FASTVIDEO], ids=lambda folder: folder.name)
+def test_a_window_that_rolls_and_its_sink_are_computed_as_recorded(folder: Path) -> None:
+    report = compare(folder, "window")
+    assert report.passed, report
+    assert report.latents_max_abs_diff > 0, "another implementation rounds otherwise"
+
+
+def test_a_stream_with_another_window_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in SELF_FORCING.iterdir():
+        (folder / path.name).symlink_to(path)
+    details = folder / "window.rollout.json"
+    text = details.read_text().replace('"local_attn_size": 9', '"local_attn_size": 12')
+    details.unlink()
+    details.write_text(text)
+    assert parity.main([str(folder), "--rollout", "window", "--json"]) == 1
+    assert '"trace_matches": false' in capsys.readouterr().out
+
+
+def test_a_recording_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parity.main([str(SELF_FORCING), "--rollout", "other"]) == 2
+    assert "other.rollout.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("plan", "tp"), PLANS)
+@pytest.mark.parametrize(
+    ("folder", "rollout"),
+    [
+        pytest.param(path.parent, path.name.partition(".")[0], id=f"{path.parent.name}-{path.stem}")
+        for folder in (SELF_FORCING, FASTVIDEO)
+        for path in sorted(folder.glob("*.rollout.safetensors"))
+    ],
+)
+def test_every_recording_is_computed_in_every_plan(
+    folder: Path, rollout: str, plan: PlanId, tp: int
+) -> None:
+    report = compare(folder, rollout, plan=plan, tp=tp)
+    assert report.passed, report

@@ -1,0 +1,99 @@
+"""The parts of a model are found where a project's instructions leave them, or it is said."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from scope_contracts.errors import UserInputError
+from scope_rt.models.layout import Layout
+from scope_rt.models.loading import ModelFolder
+from tests.real_checkpoints import FASTVIDEO, SELF_FORCING
+
+pytest.importorskip("yaml")
+
+CHECKPOINT = "checkpoints/self_forcing_dmd.pt"
+WAN = "wan_models/Wan2.1-T2V-1.3B"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of Self-Forcing's folder without its recordings."""
+    ignored = shutil.ignore_patterns("*.rollout.*", "tokenizer_cases.json")
+    return shutil.copytree(SELF_FORCING, tmp_path / "self-forcing", ignore=ignored)
+
+
+def checkpoint(folder: Path, **states: str) -> None:
+    """Write the generator under these keys, with these prefixes."""
+    path = folder / CHECKPOINT
+    weights = torch.load(path, weights_only=True)["generator_ema"]
+    torch.save(
+        {
+            key: {name.replace("model.", prefix, 1): each for name, each in weights.items()}
+            for key, prefix in states.items()
+        },
+        path,
+    )
+
+
+def test_a_folder_as_the_project_s_instructions_leave_it_is_a_model(folder: Path) -> None:
+    layout = Layout.of(folder, None)
+    assert layout.family.name == "self-forcing-1.3b"
+    assert layout.config.text_dim == 64, "which its config.json does not state"
+    assert layout.vae == folder / WAN / "Wan2.1_VAE.pth"
+    files = {path.relative_to(folder).as_posix() for path in layout.files()}
+    assert files >= {CHECKPOINT, f"{WAN}/config.json", "configs/self_forcing_dmd.yaml"}
+    assert f"{WAN}/diffusion_pytorch_model.safetensors" not in files
+
+
+def test_a_diffusers_folder_of_a_causal_class_needs_no_recipe_of_its_own() -> None:
+    assert Layout.of(FASTVIDEO, None).family.name == "fastvideo-1.3b"
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", "model._fsdp_wrapped_module.", "generator.model.", "_orig_mod.", "net."]
+)
+def test_a_trainer_s_prefixes_change_nothing(folder: Path, prefix: str) -> None:
+    want = Layout.of(folder, None)
+    checkpoint(folder, generator_ema=prefix, critic=prefix)
+    got = Layout.of(folder, "self-forcing-1.3b")
+    assert got.weights.tensors.keys() == want.weights.tensors.keys()
+
+
+def test_the_recipe_is_part_of_the_fingerprint_where_the_folder_has_none(folder: Path) -> None:
+    def fingerprint(recipe: str) -> str:
+        return ModelFolder.open(folder, recipe).fingerprint()
+
+    checkpoint(folder, generator_ema="model.")
+    want = ModelFolder.open(folder).fingerprint()
+    assert fingerprint("self-forcing-1.3b") == want
+    assert fingerprint("causal-forcing-1.3b") != want
+
+
+def test_another_key_than_the_recipe_asks_for_is_no_substitute(folder: Path) -> None:
+    checkpoint(folder, generator="model.")
+    with pytest.raises(UserInputError, match=r"self_forcing_dmd.pt: generator.*'generator_ema'"):
+        Layout.of(folder, "self-forcing-1.3b")
+
+
+def test_a_file_that_tells_no_family_is_asked_about(folder: Path) -> None:
+    checkpoint(folder, generator="model.")
+    with pytest.raises(UserInputError, match=r"--recipe.*causal-forcing-1.3b.*causvid-1.3b"):
+        Layout.of(folder, None)
+
+
+def test_a_transformer_of_other_sizes_than_every_config_is_refused(folder: Path) -> None:
+    path = folder / WAN / "config.json"
+    path.write_text(path.read_text().replace('"dim": 96', '"dim": 128'))
+    with pytest.raises(UserInputError, match=r"config.json: dim 128.*want 96 and 2"):
+        Layout.of(folder, None)
+
+
+def test_the_base_model_beside_a_checkpoint_is_not_streamed(folder: Path) -> None:
+    state = torch.load(folder / CHECKPOINT, weights_only=True)["generator_ema"]
+    base = {name.removeprefix("model."): tensor.clone() for name, tensor in state.items()}
+    save_file(base, folder / WAN / "diffusion_pytorch_model.safetensors")
+    (path, _), *others = Layout.of(folder, None).weights.by_file()
+    assert (path, others) == (folder / CHECKPOINT, [])
