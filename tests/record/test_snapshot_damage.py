@@ -7,7 +7,7 @@ import torch
 
 from scope_contracts.errors import UserInputError
 from scope_rt.record.snapshot import SnapshotStore
-from tests.record.test_snapshot import HEADER, State, Text, saved
+from tests.record.snapshots import HEADER, State, Text, saved
 
 STATE = State(
     text=Text(prompt="a red circle", embeds=torch.arange(40.0).reshape(1, 4, 10)),
