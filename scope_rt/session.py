@@ -18,9 +18,9 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive, Receipt, ScheduledDirective
 from scope_rt.control.log_entries import failed_record
 from scope_rt.control.loop import StreamLoop
-from scope_rt.control.pipeline import Stages
 from scope_rt.control.planner import Planner
 from scope_rt.control.scheduled_event import ScheduledEvent, scheduled_record
+from scope_rt.control.stages import Stages
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.pictures import PictureCheck

@@ -21,9 +21,9 @@ from scope_rt.attention.backend import AttentionBackend, backend_named, default_
 from scope_rt.config import StreamConfig
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning
-from scope_rt.control.pipeline import ValueRules
 from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, RecomputeAnchor, choose_recompute
+from scope_rt.control.stages import ValueRules
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.part_digests import part_digests

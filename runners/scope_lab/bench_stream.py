@@ -20,8 +20,8 @@ from scope_lab.stream_process import plan_speed
 from scope_rt.config import StreamConfig
 from scope_rt.control.inbox import Directive
 from scope_rt.control.loop import StreamLoop
-from scope_rt.control.pipeline import Stages
 from scope_rt.control.planner import Planner
+from scope_rt.control.stages import Stages
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.rank import Rank
 from scope_rt.models.noise import SeededNoise

@@ -27,9 +27,9 @@ from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.loop import StreamLoop
-from scope_rt.control.pipeline import MeshPort, Stages
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.recompute import RecomputeAnchor
+from scope_rt.control.stages import MeshPort, Stages
 from scope_rt.faults import NoFaults
 from scope_rt.instruments import Instruments
 from scope_rt.kv_cache.factory import open_frame_cache

@@ -20,8 +20,8 @@ from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.output_file import claim
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.vae.codec import num_frames
+from scope_rt.video.picture_format import check_recordable
 from scope_rt.video.segments import CODEC_OF_SUFFIX
-from scope_rt.video.writer import check_recordable
 from scope_runners.parts import register_parts
 from scope_runners.request import StreamRequest
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.emission import Emission
-from scope_rt.control.pipeline import Pipeline, Stages
+from scope_rt.control.pipeline import Pipeline
+from scope_rt.control.stages import Stages
 from scope_rt.control.tail import StreamTail
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments

@@ -15,12 +15,13 @@ from scope_rt.control.delivery import Delivery
 from scope_rt.control.emission import Emission
 from scope_rt.control.inbox import ControlInbox, Directive, Taken
 from scope_rt.control.log_entries import finished_record
-from scope_rt.control.pipeline import Pipeline, Stages
+from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.control.retracting import Retracting
 from scope_rt.control.saving import Saving
+from scope_rt.control.stages import Stages
 from scope_rt.control.tail import TailChunk
 from scope_rt.control.unverified import Unverified
 from scope_rt.control.verified_inbox import VerifiedInbox

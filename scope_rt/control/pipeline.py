@@ -6,15 +6,13 @@ worker, so an illegal order is refused before a byte leaves.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
-from typing import Protocol
 
 from torch import Tensor
 
-from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
@@ -26,12 +24,10 @@ from scope_contracts.envelope import (
     PPResult,
     shutdown_envelope,
 )
-from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.integrity import suspect_from
 from scope_contracts.lifecycle import Lifecycle
 from scope_contracts.parity import state_hash
 from scope_rt.control.chunk import Arrived
-from scope_rt.control.context import ContextMemory
 from scope_rt.control.in_flight import InFlight
 from scope_rt.control.inbox import Directive
 from scope_rt.control.log_entries import (
@@ -42,75 +38,12 @@ from scope_rt.control.log_entries import (
 from scope_rt.control.plan_check import PlanCheck
 from scope_rt.control.position import Position
 from scope_rt.control.proved_latents import ProvedLatents
+from scope_rt.control.stages import Stages
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.integrity.pictures import PictureCheck
-from scope_rt.models.feedback import Feedback, own_latents
-from scope_rt.models.noise import INITIAL, NoiseSource
+from scope_rt.models.noise import INITIAL
 from scope_rt.record.log import Log
 from scope_rt.tensors import TORCH_DTYPES, bytes_of, digest_of, sha256_of, specs_by_name, specs_of
-
-
-class MeshPort(Protocol):
-    """The generator ranks as rank0 sees them: what goes in comes out in the same order."""
-
-    def submit(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
-        """Hand over one chunk's plan.
-
-        Blocks while the chunk is generated where rank0 is a generator rank, else until the message
-        before the last has left (`group_timeout_s` at most).
-
-        Raises:
-            LinkError: a rank was lost; where rank0 generates, also what its worker raises.
-        """
-        ...
-
-    def collect(self) -> tuple[PPResult, dict[str, Tensor]]:
-        """The result of the oldest chunk that was submitted, and its tensors.
-
-        Blocks until it is there, `group_timeout_s` at most, or until a rank falls silent
-        (`heartbeat_timeout_s`).
-
-        Raises:
-            LinkError: a rank was lost or gave no answer in time; it is named where it is known.
-            ContractError: what came is not the result of this chunk.
-        """
-        ...
-
-    def shutdown(self, envelope: PPEnvelope) -> None:
-        """Tell all ranks to end; blocks until that has left, `group_timeout_s` at most.
-
-        Raises:
-            LinkError: a rank was lost.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueRules:
-    """`latent_limit` is the recipe's."""
-
-    latent_limit: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
-    """What a chunk passes on rank0 beside the mesh, and the shapes they agree on."""
-
-    mesh: MeshPort
-    context: ContextMemory
-    noise: NoiseSource
-    geometry: ChunkGeometry
-    cache: KVCacheSpec
-    feedback: Feedback = own_latents
-    values: ValueRules | None = None
-    """What latents must be; None verifies neither them nor what rank0 keeps."""
-    pictures: PictureCheck | None = None
-    """Verifies what the decoder makes of them; None does not."""
-    verify_within: int = 1
-    """M: a chunk is verified with the M - 1 after it; 1 is when it is shown."""
-    verify_survivors: Callable[[], tuple[int, ...]] = tuple
-    """After a loss: as `Rank.verify_survivors`."""
 
 
 class _Received(Enum):

@@ -3,7 +3,6 @@
 The caller waits only when the queue is full, and `blocked_s` says how long.
 """
 
-import math
 import time
 import weakref
 from collections import deque
@@ -32,6 +31,7 @@ from scope_rt.file_digest import FileDigest
 from scope_rt.tensors import crc32_of
 from scope_rt.trace import NullTrace, Trace
 from scope_rt.video.encoder import SegmentEncoder
+from scope_rt.video.picture_format import check_format, viewable_scale
 from scope_rt.video.segment_file import SegmentDamageError
 from scope_rt.video.segments import (
     CODEC_OF_SUFFIX,
@@ -40,9 +40,6 @@ from scope_rt.video.segments import (
     VideoSegments,
 )
 
-_SMALLEST_VIEWABLE_SIDE = 256
-_MOST_PIXELS = 16382
-"""Of a side: the even number that H.264's and VP8's encoders both take."""
 _RELEASE_S = 1.0
 """How long a disk that was waited for in vain may take to let go of its files."""
 _DISK_ERRORS = (av.FFmpegError, OSError, ValueError)
@@ -81,8 +78,8 @@ class VideoWriter:
         living writer, and a recording that cannot be resumed; `RecordingError` where the disk takes
         no more of one that can.
         """
-        scale = _viewable_scale(width, height) if scale is None else scale
-        _check_format(width, height, fps, scale)
+        scale = viewable_scale(width, height) if scale is None else scale
+        check_format(width, height, fps, scale)
         self.path = path
         self.scale = scale
         self.blocked_s = 0.0
@@ -364,33 +361,3 @@ def _release(encoder: SegmentEncoder | None, segments: VideoSegments, *, keep: b
         segments.release()
     else:
         segments.remove()
-
-
-def check_recordable(
-    path: Path, *, width: int, height: int, fps: Fraction | int, scale: int | None = None
-) -> None:
-    """Raise the `UserInputError` of a new `VideoWriter`; an earlier recording stays as it is."""
-    _check_format(width, height, fps, _viewable_scale(width, height) if scale is None else scale)
-    VideoSegments(path, MemoryLedger()).release()
-
-
-def _viewable_scale(width: int, height: int) -> int:
-    return max(1, math.ceil(_SMALLEST_VIEWABLE_SIDE / max(1, min(width, height))))
-
-
-def _check_format(width: int, height: int, fps: Fraction | int, scale: int) -> None:
-    for name, value in (("width", width), ("height", height)):
-        if value <= 0 or value * scale % 2:
-            raise UserInputError(
-                f"{name}: got {value} pixels times scale {scale}, want a positive even number; "
-                f"change {name} or scale"
-            )
-        if value * scale > _MOST_PIXELS:
-            raise UserInputError(
-                f"{name}: got {value} pixels times scale {scale}, want at most {_MOST_PIXELS}; "
-                f"change {name} or scale"
-            )
-    if scale < 1:
-        raise UserInputError(f"scale: got {scale}, want 1 or more")
-    if fps <= 0:
-        raise UserInputError(f"fps: got {fps}, want more than 0")

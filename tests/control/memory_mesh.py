@@ -27,11 +27,12 @@ from scope_contracts.tensor_spec import DType
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.loop import StreamLoop
-from scope_rt.control.pipeline import Pipeline, Stages
+from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.planner import Planner, StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
+from scope_rt.control.stages import Stages
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import SeededNoise
 from scope_rt.record.log import Log

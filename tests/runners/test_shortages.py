@@ -12,7 +12,7 @@ import pytest
 
 from scope_contracts.errors import UserInputError
 from scope_rt.control.loop import StreamLoop
-from scope_rt.video.writer import check_recordable
+from scope_rt.video.picture_format import check_recordable
 from scope_runners.file_limit import check_file_limit
 from scope_runners.guarded import guarded
 from scope_runners.main import main

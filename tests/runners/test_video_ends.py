@@ -15,6 +15,7 @@ from scope_runners import show
 from scope_runners.exit_codes import DISK_FULL
 from scope_runners.job import OutputFiles
 from scope_runners.main import main
+from scope_runners.stage import Stage
 from tests.runners.streams import SHORT, as_rank_0_of_torchrun, lose_the_link_after, num_frames
 
 
@@ -123,7 +124,7 @@ def test_a_video_whose_process_died_before_its_last_step_is_finished(
             patch.setattr(OutputFiles, "hidden_log", tmp_path / "another", raising=True)
             patch.setattr(OutputFiles, "log", tmp_path / ".a.mp4.log")
         else:
-            patch.setattr(show._Stage, "forget", lambda stage: None)
+            patch.setattr(Stage, "forget", lambda stage: None)
         assert main([*SHORT, "--out", str(out)]) == 0
     finished = out.read_bytes()
     assert main([*SHORT, "--out", str(out), "--resume", "--seconds", "6"]) == 2

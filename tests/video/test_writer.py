@@ -20,8 +20,9 @@ from scope_contracts.errors import UserInputError
 from scope_rt.disk import DaemonExecutor, answer
 from scope_rt.video import writer as video_writer
 from scope_rt.video.encoder import SegmentEncoder
+from scope_rt.video.picture_format import check_recordable
 from scope_rt.video.segments import MemoryLedger
-from scope_rt.video.writer import VideoWriter, check_recordable
+from scope_rt.video.writer import VideoWriter
 
 SIDE = 64
 NAVY = (10, 14, 60)
