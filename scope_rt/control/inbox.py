@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import overload
 
 from torch import Tensor
 
@@ -195,17 +194,7 @@ class ControlInbox:
                 )
             return self._scheduled
 
-    @overload
-    def take(self, chunk_index: int) -> Taken: ...
-
-    @overload
-    def take(
-        self, chunk_index: int, *, unless: Callable[[Directive], bool] | None
-    ) -> Taken | None: ...
-
-    def take(
-        self, chunk_index: int, *, unless: Callable[[Directive], bool] | None = None
-    ) -> Taken | None:
+    def take(self, chunk_index: int, *, unless: Callable[[Directive], bool]) -> Taken | None:
         """Everything asked for up to the planning of `chunk_index`; a post wins over a schedule.
 
         Where `unless` says so of it, all of it stays and None is returned.
@@ -215,7 +204,7 @@ class ControlInbox:
             scheduled = Directive()
             for index in due:
                 scheduled = scheduled.then(self._schedule[index])
-            if unless is not None and unless(scheduled.then(self._pending)):
+            if unless(scheduled.then(self._pending)):
                 return None
             for index in due:
                 del self._schedule[index]

@@ -6,7 +6,6 @@ code when a chunk has taken it.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import overload
 
 from scope_contracts.integrity import suspect_from
 from scope_rt.control.inbox import ControlInbox, Directive, Receipt, ScheduledDirective, Taken
@@ -42,17 +41,7 @@ class VerifiedInbox(ControlInbox):
             self._to_come = {index: _together(each) for index, each in by_chunk.items()}
             super().schedule(asked)
 
-    @overload
-    def take(self, chunk_index: int) -> Taken: ...
-
-    @overload
-    def take(
-        self, chunk_index: int, *, unless: Callable[[Directive], bool] | None
-    ) -> Taken | None: ...
-
-    def take(
-        self, chunk_index: int, *, unless: Callable[[Directive], bool] | None = None
-    ) -> Taken | None:
+    def take(self, chunk_index: int, *, unless: Callable[[Directive], bool]) -> Taken | None:
         with self._noting:
             taken = super().take(chunk_index, unless=unless)
             if taken is not None:

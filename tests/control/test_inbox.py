@@ -20,6 +20,7 @@ from scope_rt.control.inbox import (
     Taken,
 )
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from tests.control.taking import take
 
 SOFT = TransitionSpec(num_chunks=4, method=Interpolation.SLERP, bias_floor=0.5)
 EMBEDS = torch.zeros(1, 1, 1)
@@ -64,7 +65,7 @@ def test_a_later_prompt_wins_with_its_transition_and_nothing_else_is_lost(
     inbox = ControlInbox()
     for directive in asked:
         inbox.post(directive)
-    whole = inbox.take(0).directive
+    whole = take(inbox, 0).directive
     prompts = [directive for directive in asked if directive.conditioning is not None]
     assert text_of(whole) == (text_of(prompts[-1]) if prompts else None)
     assert whole.transition == (prompts[-1].transition if prompts else None)
@@ -86,14 +87,14 @@ def test_what_is_no_prompt_keeps_the_prompt_and_its_transition() -> None:
 def test_what_was_taken_is_not_taken_again() -> None:
     inbox = ControlInbox()
     inbox.post(prompt("a"))
-    assert text_of(inbox.take(0).directive) == "a"
-    assert inbox.take(1).directive == Directive()
+    assert text_of(take(inbox, 0).directive) == "a"
+    assert take(inbox, 1).directive == Directive()
 
 
 def test_a_receipt_names_the_chunk_and_epoch_of_its_effect() -> None:
     inbox = ControlInbox()
     cut, text = inbox.post(Directive(hard_cut=True)), inbox.post(prompt("a"))
-    inbox.take(7).acknowledge(7, 2)
+    take(inbox, 7).acknowledge(7, 2)
     assert cut.wait(0) == text.wait(0) == took_effect(7, cache_epoch=2)
 
 
@@ -101,7 +102,7 @@ def test_a_receipt_is_open_until_its_chunk_is_planned() -> None:
     inbox = ControlInbox()
     receipt = inbox.post(prompt("a"))
     assert receipt.wait(0) is None
-    taken = inbox.take(0)
+    taken = take(inbox, 0)
     assert receipt.wait(0.001) is None, "answered before anything was planned"
     taken.acknowledge(0, 0)
     assert receipt.wait(0) == took_effect(0)
@@ -113,7 +114,7 @@ def test_only_prompts_before_the_last_one_are_superseded() -> None:
         inbox.post(asked)
         for asked in (prompt("a"), Directive(hard_cut=True), prompt("b"), Directive(recompute=True))
     ]
-    inbox.take(3).acknowledge(3, 1)
+    take(inbox, 3).acknowledge(3, 1)
     assert [receipt.wait(0) for receipt in receipts] == [
         replaced(3, cache_epoch=1),
         took_effect(3, cache_epoch=1),
@@ -125,10 +126,10 @@ def test_only_prompts_before_the_last_one_are_superseded() -> None:
 def test_a_prompt_that_took_effect_is_not_superseded_by_one_after_it() -> None:
     inbox = ControlInbox()
     early = inbox.post(prompt("a"))
-    taken = inbox.take(0)
+    taken = take(inbox, 0)
     late = inbox.post(prompt("b"))  # between taking and planning
     taken.acknowledge(0, 0)
-    inbox.take(1).acknowledge(1, 0)
+    take(inbox, 1).acknowledge(1, 0)
     assert (early.wait(0), late.wait(0)) == (took_effect(0), took_effect(1))
 
 
@@ -136,19 +137,19 @@ def test_a_plan_that_failed_is_told_to_whoever_asked_and_the_stream_goes_on() ->
     inbox = ControlInbox()
     refused = inbox.post(prompt("a"))
     error = PreflightError("conditioning_embeds: got 3 tokens, want 5")
-    inbox.take(4).refuse(error)
+    take(inbox, 4).refuse(error)
     with pytest.raises(ScopeError, match=r"did not take effect: .*want 5") as told:
         refused.wait(0)
     assert told.value.__cause__ is error
     later = inbox.post(prompt("b"))
-    inbox.take(4).acknowledge(4, 0)
+    take(inbox, 4).acknowledge(4, 0)
     assert later.wait(0) == took_effect(4)
 
 
 def test_the_first_answer_stands() -> None:
     inbox = ControlInbox()
     receipt = inbox.post(prompt("a"))
-    taken = inbox.take(0)
+    taken = take(inbox, 0)
     taken.acknowledge(0, 0)
     taken.refuse(PreflightError("too late"))
     taken.acknowledge(1, 1)
@@ -159,8 +160,8 @@ def test_the_first_answer_stands() -> None:
 def test_a_take_without_an_answer_is_refused_at_the_next_one() -> None:
     inbox = ControlInbox()
     receipt = inbox.post(prompt("a"))
-    inbox.take(0)
-    inbox.take(1).acknowledge(1, 0)
+    take(inbox, 0)
+    take(inbox, 1).acknowledge(1, 0)
     with pytest.raises(ScopeError, match="its chunk was not planned"):
         receipt.wait(0)
 
@@ -168,7 +169,7 @@ def test_a_take_without_an_answer_is_refused_at_the_next_one() -> None:
 def test_closing_answers_everyone_who_waits() -> None:
     inbox = ControlInbox()
     taken = inbox.post(prompt("a"))
-    inbox.take(0)
+    take(inbox, 0)
     pending = inbox.post(prompt("b"))
     told: list[str] = []
 
@@ -203,7 +204,7 @@ def test_ten_thousand_posts_before_a_take_are_one_directive_and_all_are_answered
         receipts.append(inbox.post(Directive(conditioning=text)))
     del text
     assert sum(each() is not None for each in embeds) == 1, "memory grows with the posts"
-    taken = inbox.take(0)
+    taken = take(inbox, 0)
     taken.acknowledge(0, 0)
     assert text_of(taken.directive) == "9999"
     acks = [receipt.wait(0) for receipt in receipts]
@@ -213,7 +214,7 @@ def test_ten_thousand_posts_before_a_take_are_one_directive_and_all_are_answered
 def test_a_scheduled_directive_waits_for_its_chunk() -> None:
     inbox = ControlInbox()
     inbox.schedule([ScheduledDirective(chunk_index=2, directive=Directive(hard_cut=True))])
-    assert [inbox.take(index).directive.hard_cut for index in range(4)] == [
+    assert [take(inbox, index).directive.hard_cut for index in range(4)] == [
         False,
         False,
         True,
@@ -225,7 +226,7 @@ def test_a_post_wins_over_the_schedule_of_its_chunk() -> None:
     inbox = ControlInbox()
     inbox.schedule([ScheduledDirective(chunk_index=0, directive=prompt("planned", SOFT))])
     receipt = inbox.post(prompt("now"))
-    taken = inbox.take(0)
+    taken = take(inbox, 0)
     taken.acknowledge(0, 0)
     assert (text_of(taken.directive), taken.directive.transition) == ("now", None)
     assert receipt.wait(0) == took_effect(0)
@@ -239,11 +240,11 @@ def test_the_schedule_to_come_can_be_saved_and_scheduled_again() -> None:
     ]
     inbox, restored = ControlInbox(), ControlInbox()
     inbox.schedule(asked)
-    inbox.take(0)
+    take(inbox, 0)
     assert inbox.scheduled() == (asked[1], asked[0])
     restored.schedule(inbox.scheduled())
     assert restored.scheduled() == inbox.scheduled()
-    assert text_of(restored.take(2).directive) == "a"
+    assert text_of(take(restored, 2).directive) == "a"
 
 
 @dataclass
@@ -265,7 +266,7 @@ def test_many_people_at_once_lose_nothing_and_each_gets_one_true_answer() -> Non
     chunks: list[Taken] = []
 
     def plan_chunk() -> None:
-        chunks.append(inbox.take(len(chunks)))
+        chunks.append(take(inbox, len(chunks)))
         chunks[-1].acknowledge(len(chunks) - 1, 0)
 
     for thread in threads:

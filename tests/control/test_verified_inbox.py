@@ -16,6 +16,7 @@ from scope_rt.control.inbox import Conditioning, ControlInbox, Directive, Schedu
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.control.verified_inbox import VerifiedInbox
 from scope_rt.instruments import Instruments
+from tests.control.taking import take
 
 SOFT = TransitionSpec(num_chunks=4, method=Interpolation.SLERP, bias_floor=0.5)
 TEXT, OTHER = (Conditioning(name, torch.full((1, 1, 1), float(len(name)))) for name in ("a", "bb"))
@@ -55,7 +56,7 @@ def test_whatever_is_asked_for_in_any_order_is_taken(steps: list[Any]) -> None:
         elif step == "must wait":
             assert inbox.take(chunk, unless=lambda directive: True) is None
         else:
-            inbox.take(chunk)
+            take(inbox, chunk)
             chunk += 1
 
 
@@ -100,36 +101,36 @@ def test_what_is_not_what_was_asked_for_is_told_at_its_chunk(
 ) -> None:
     for checks in (Checks(), replace(Checks(), planned=lambda *_, **__: None)):
         inbox = VerifiedInbox(Instruments(checks=checks, faults=Breaks(change)))
-        inbox.take(2)
+        take(inbox, 2)
         if is_scheduled:
             inbox.schedule([ScheduledDirective(chunk_index=3, directive=asked)])
         else:
             inbox.post(asked)
         if checks.planned is Checks().planned:
             with pytest.raises(IntegrityError, match=f"chunk 3: rank 0: plans {said}") as caught:
-                inbox.take(3)
+                take(inbox, 3)
             assert caught.value.suspect_from == 3
         else:
-            inbox.take(3)
+            take(inbox, 3)
 
 
 def test_who_posted_what_was_lost_is_answered() -> None:
     inbox = VerifiedInbox(Instruments(faults=Breaks(lost)))
     receipt = inbox.post(CUT)
     with pytest.raises(IntegrityError):
-        inbox.take(3)
+        take(inbox, 3)
     inbox.close("the stream failed")
     with pytest.raises(ScopeError, match="did not take effect"):
         receipt.wait(0)
 
 
 def test_what_the_inbox_itself_loses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    inbox, nothing = VerifiedInbox(Instruments()), ControlInbox().take(4)
+    inbox, nothing = VerifiedInbox(Instruments()), take(ControlInbox(), 4)
     inbox.schedule([ScheduledDirective(chunk_index=4, directive=CUT)])
-    monkeypatch.setattr(ControlInbox, "take", lambda self, index, unless=None: nothing)
-    inbox.take(3)
+    monkeypatch.setattr(ControlInbox, "take", lambda self, index, unless: nothing)
+    take(inbox, 3)
     with pytest.raises(IntegrityError, match="chunk 4: rank 0: plans hard_cut False"):
-        inbox.take(4)
+        take(inbox, 4)
 
 
 def test_posts_of_many_threads_while_chunks_are_planned_are_no_false_alarm() -> None:
@@ -144,9 +145,9 @@ def test_posts_of_many_threads_while_chunks_are_planned_are_no_false_alarm() -> 
     for thread in threads:
         thread.start()
     for chunk in range(300):
-        inbox.take(chunk)
+        take(inbox, chunk)
     stop.set()
     for thread in threads:
         thread.join(10)
     inbox.close()
-    inbox.take(300)
+    take(inbox, 300)
