@@ -1,6 +1,7 @@
 """A stream that lost everything but its log and snapshot resumes: no chunk twice, none missing."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,14 @@ def kept_in(place: Path, folder: Path, **settings: Any) -> StreamConfig:
     return StreamConfig.of(folder, **given)
 
 
-def whole(folder: Path, *, rebuilt_at: int | None) -> list[Chunk]:
+@cache
+def whole(folder: Path, *, rebuilt_at: int | None) -> Sequence[Chunk]:
     """The stream that nothing happens to, or that is asked for a rebuild."""
     events = list(EVENTS)
     if rebuilt_at is not None:
         events.append(ScheduledEvent(chunk_index=rebuilt_at, recompute=True))
     with StreamSession(StreamConfig.of(folder, seed=5)) as session:
-        return list(session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=events))
+        return tuple(session.stream("a red circle", num_chunks=NUM_CHUNKS, schedule=events))
 
 
 def lost_after(
