@@ -3,6 +3,7 @@
 import hashlib
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -21,27 +22,43 @@ TORCH_DTYPES = {
     DType.UINT8: torch.uint8,
     DType.BOOL: torch.bool,
 }
+_OF_NUMPY = frozenset(TORCH_DTYPES.values()) - {torch.bfloat16}
 NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def spec_of(name: str, tensor: Tensor) -> TensorSpec:
     """The spec that announces `tensor` under `name`."""
-    return TensorSpec(name=name, dtype=NAMES[tensor.dtype], shape=tuple(tensor.shape))
+    (spec,) = specs_of({name: tensor})
+    return spec
 
 
 def specs_of(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    """The specs of `tensors`, in their order."""
-    return tuple(spec_of(name, tensor) for name, tensor in tensors.items())
+    """The specs of `tensors`, in their order.
+
+    Tensors of the same kind get the very same specs: whoever encoded them knows them again.
+    """
+    return _specs(
+        tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
+    )
+
+
+@lru_cache(maxsize=64)
+def _specs(kinds: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(name=name, dtype=NAMES[dtype], shape=shape) for name, dtype, shape in kinds
+    )
 
 
 def specs_by_name(tensors: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     """The spec of every tensor under its name."""
-    return {name: spec_of(name, tensor) for name, tensor in tensors.items()}
+    return {spec.name: spec for spec in specs_of(tensors)}
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in C order; its own where it lies so on the CPU, so they change with
     it."""
+    if tensor.ndim and tensor.dtype in _OF_NUMPY and tensor.is_contiguous() and tensor.numel():
+        return tensor.numpy(force=True).data.cast("B")  # one call of torch, not three
     return tensor.reshape(-1).view(torch.uint8).numpy(force=True).data
 
 

@@ -8,16 +8,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 import msgpack
 
 from scope_contracts.envelope import ENVELOPE_VERSION, PlanId, PPEnvelope
 from scope_contracts.errors import FieldError, VersionError, WireError, mismatch
-from scope_contracts.plain import PlainRules, from_plain, to_plain
+from scope_contracts.field_encoder import FieldEncoder
+from scope_contracts.plain import PlainRules, from_plain
 from scope_contracts.retraction import Retraction
 from scope_contracts.tensor_spec import DType, TensorSpec
-from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode, encode_plain, require_size
+from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode, require_size
 
 LOG_VERSION = 4
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
@@ -299,8 +301,15 @@ def encode_record(record: Record) -> bytes:
     """The canonical map of a record, without frame and blob; raises what `pack` does."""
     if isinstance(record, Planned):
         return _encode_planned(record)
-    plain = to_plain(record, _RULES) | {"kind": str(record.kind)}
-    return encode_plain(dict(sorted(plain.items())))
+    kind: Any = type(record)
+    data = _encoder(kind).encode(record)
+    require_size(data)
+    return data
+
+
+@cache
+def _encoder(kind: Any) -> FieldEncoder:
+    return FieldEncoder(kind, _RULES, kind=str(kind.kind))
 
 
 def _encode_planned(record: Planned) -> bytes:

@@ -71,6 +71,17 @@ def from_plain(
         raise misfit.named() from None
 
 
+def field_to_plain(
+    kind: Any, name: str, value: object, rules: PlainRules = MESSAGE_RULES
+) -> object:
+    """What `to_plain` makes of the field `name` of a `kind`; raises `FieldError` as that does."""
+    try:
+        return _codec(field_types(kind)[name]).lower(value, rules)
+    except _MisfitError as misfit:
+        misfit.lies_in(name)
+        raise misfit.named() from None
+
+
 @cache
 def field_types(kind: type[Any]) -> Mapping[str, Any]:
     """The annotation of every field of a message dataclass, names sorted."""
@@ -181,12 +192,12 @@ def _message_codec(kind: Any) -> _Codec:
             raise
         return made
 
-    values_of = _values_of(names)
+    fields_of = values_of(names)
 
     def lower(value: Any, rules: PlainRules) -> Any:
         if kind in rules.leaves:
             return rules.leaves[kind].lower(_required(kind, value))
-        return changed(values_of(_required(kind, value)), lowers, rules)
+        return changed(fields_of(_required(kind, value)), lowers, rules)
 
     def lift(plain: Any, rules: PlainRules) -> Any:
         if kind in rules.leaves:
@@ -199,8 +210,8 @@ def _message_codec(kind: Any) -> _Codec:
     return _Codec(lower, lift)
 
 
-def _values_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    """The fields of a message, in the order of `names`."""
+def values_of(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that gives the fields of a message, in the order of `names`."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)

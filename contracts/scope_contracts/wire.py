@@ -6,12 +6,14 @@ everything else. Whatever arrives, decoding ends in a message or in a named `Con
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Self, TypeVar
+from functools import cache
+from typing import Any, Self, TypeVar
 
 import msgpack
 
 from scope_contracts.envelope import ENVELOPE_VERSION, PPEnvelope, PPResult
 from scope_contracts.errors import FieldError, VersionError, WireError, mismatch
+from scope_contracts.field_encoder import FieldEncoder, pack_value
 from scope_contracts.plain import MAX_LIST_LENGTH, from_plain, to_plain
 
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -31,7 +33,11 @@ def encode(message: PPEnvelope | PPResult) -> bytes:
     """
     with suppress(AttributeError):
         return message.canonical
-    return _kept(message, encode_plain(_known_version(to_plain(message))))
+    kind: Any = type(message)
+    data = _encoder(kind).encode(message)
+    _known_version({_VERSION_FIELD: message.pp_envelope_version})
+    require_size(data)
+    return _kept(message, data)
 
 
 def decode_envelope(data: bytes) -> PPEnvelope:
@@ -46,6 +52,11 @@ def decode_result(data: bytes) -> PPResult:
     return from_canonical(PPResult, data, _known_version(decode_plain(data)))
 
 
+@cache
+def _encoder(kind: Any) -> FieldEncoder:
+    return FieldEncoder(kind)
+
+
 def _kept(message: PPEnvelope | PPResult, canonical: bytes) -> bytes:
     object.__setattr__(message, "canonical", canonical)  # no field: the message stays what it is
     return canonical
@@ -53,7 +64,7 @@ def _kept(message: PPEnvelope | PPResult, canonical: bytes) -> bytes:
 
 def encode_plain(plain: dict[str, object]) -> bytes:
     """Pack plain values (see `plain.to_plain`), already sorted, under the size cap."""
-    data: bytes = msgpack.packb(plain, use_bin_type=True, strict_types=True)
+    data = pack_value(plain)
     require_size(data)
     return data
 
