@@ -6,6 +6,7 @@ before it broadcasts to its group. What depends on earlier chunks is `lifecycle`
 
 from collections.abc import Mapping
 from itertools import pairwise
+from operator import attrgetter
 
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
@@ -51,32 +52,29 @@ def preflight(
     _check_shapes(envelope, tensors, geometry)
 
 
-def _require(passed: bool, field: str, *, got: object, want: object, fix: str = "") -> None:
-    if not passed:
-        raise PreflightError(mismatch(field, got=got, want=want, fix=fix))
+def _refusal(field: str, *, got: object, want: object, fix: str = "") -> PreflightError:
+    """Made where a check has failed: its words cost more than all checks."""
+    return PreflightError(mismatch(field, got=got, want=want, fix=fix))
 
 
 def _check_announced(envelope: PPEnvelope, tensors: Mapping[str, TensorSpec]) -> None:
     for name, spec in tensors.items():
-        _require(name in INPUT_TENSORS, "tensors", got=name, want=f"only {INPUT_TENSORS}")
-        _require(spec.name == name, "tensors", got=spec.name, want=name)
+        if name not in INPUT_TENSORS:
+            raise _refusal("tensors", got=name, want=f"only {INPUT_TENSORS}")
+        if spec.name != name:
+            raise _refusal("tensors", got=spec.name, want=name)
     in_hand = tuple(tensors[name] for name in INPUT_TENSORS if name in tensors)
     if envelope.tensors != in_hand:
         got, specs = ([str(spec) for spec in each] for each in (envelope.tensors, in_hand))
         want = f"the specs in hand, in this order: {shown(specs)}"
-        raise PreflightError(mismatch("tensors", got=got, want=want))
+        raise _refusal("tensors", got=got, want=want)
 
 
 def _check_not_negative(envelope: PPEnvelope) -> None:
-    counts = {
-        "call_id": envelope.call_id,
-        "chunk_index": envelope.chunk_index,
-        "cache_epoch": envelope.cache_epoch,
-        "current_start_frame": envelope.current_start_frame,
-        "base_seed": envelope.base_seed,
-    }
-    for name, count in counts.items():
-        _require(count >= 0, name, got=count, want="at least 0")
+    counts = _COUNTS_OF(envelope)
+    if min(counts) < 0:
+        name, count = next(each for each in zip(_COUNTS, counts, strict=True) if each[1] < 0)
+        raise _refusal(name, got=count, want="at least 0")
 
 
 def _check_shutdown(envelope: PPEnvelope) -> None:
@@ -86,41 +84,39 @@ def _check_shutdown(envelope: PPEnvelope) -> None:
         chunk_index=envelope.chunk_index,
         cache_epoch=envelope.cache_epoch,
     )
-    fix = "build it with shutdown_envelope()"
-    _require(envelope == neutral, "kind", got=envelope.kind, want="no work beside it", fix=fix)
+    if envelope != neutral:
+        fix = "build it with shutdown_envelope()"
+        raise _refusal("kind", got=envelope.kind, want="no work beside it", fix=fix)
 
 
 def _check_scalars(envelope: PPEnvelope, geometry: ChunkGeometry) -> None:
     bias = envelope.kv_cache_attention_bias
-    fix = "1.0 leaves past chunks as they are"
-    _require(0 < bias <= 1, "kv_cache_attention_bias", got=bias, want="0 < bias <= 1", fix=fix)
+    if not 0 < bias <= 1:
+        fix = "1.0 leaves past chunks as they are"
+        raise _refusal("kv_cache_attention_bias", got=bias, want="0 < bias <= 1", fix=fix)
     multiple = geometry.pixel_multiple
     for name, pixels in (("height", envelope.height), ("width", envelope.width)):
-        fits = pixels > 0 and pixels % multiple == 0
-        _require(fits, name, got=pixels, want=f"a positive multiple of {multiple} pixels")
+        if pixels <= 0 or pixels % multiple:
+            raise _refusal(name, got=pixels, want=f"a positive multiple of {multiple} pixels")
 
 
 def _check_schedule(envelope: PPEnvelope) -> None:
     steps = envelope.denoising_step_list
     num_steps = envelope.num_denoise_steps
-    _require(num_steps > 0, "num_denoise_steps", got=num_steps, want="at least 1")
-    _require(
-        len(steps) == num_steps,
-        "denoising_step_list",
-        got=f"{len(steps)} steps",
-        want=f"num_denoise_steps = {num_steps}",
-    )
+    if num_steps <= 0:
+        raise _refusal("num_denoise_steps", got=num_steps, want="at least 1")
+    if len(steps) != num_steps:
+        want = f"num_denoise_steps = {num_steps}"
+        raise _refusal("denoising_step_list", got=f"{len(steps)} steps", want=want)
     falling = all(later < earlier for earlier, later in pairwise(steps))
-    in_range = steps[-1] > 0 and steps[0] <= MAX_TIMESTEP
-    want = f"strictly falling timesteps in (0, {MAX_TIMESTEP:g}]"
-    _require(falling and in_range, "denoising_step_list", got=steps, want=want)
+    if not falling or steps[-1] <= 0 or steps[0] > MAX_TIMESTEP:
+        want = f"strictly falling timesteps in (0, {MAX_TIMESTEP:g}]"
+        raise _refusal("denoising_step_list", got=steps, want=want)
     calls = num_steps + envelope.clean_pass + envelope.do_kv_recompute
-    _require(
-        envelope.expected_generator_calls == calls,
-        "expected_generator_calls",
-        got=envelope.expected_generator_calls,
-        want=f"{calls} = num_denoise_steps + clean_pass + do_kv_recompute",
-    )
+    if envelope.expected_generator_calls != calls:
+        want = f"{calls} = num_denoise_steps + clean_pass + do_kv_recompute"
+        got = envelope.expected_generator_calls
+        raise _refusal("expected_generator_calls", got=got, want=want)
 
 
 def _check_hard_cut(envelope: PPEnvelope) -> None:
@@ -131,53 +127,65 @@ def _check_hard_cut(envelope: PPEnvelope) -> None:
         ("reset_kv_cache", envelope.reset_kv_cache),
         ("reset_crossattn_cache", envelope.reset_crossattn_cache),
     ):
-        _require(bit, name, got=bit, want=f"True {cut}")
-    start = envelope.current_start_frame
-    _require(start == 0, "current_start_frame", got=start, want=f"0 {cut}")
-    recompute = envelope.do_kv_recompute
-    _require(not recompute, "do_kv_recompute", got=recompute, want=f"False {cut}")
+        if not bit:
+            raise _refusal(name, got=bit, want=f"True {cut}")
+    if start := envelope.current_start_frame:
+        raise _refusal("current_start_frame", got=start, want=f"0 {cut}")
+    if envelope.do_kv_recompute:
+        raise _refusal("do_kv_recompute", got=True, want=f"False {cut}")
 
 
 def _check_presence(envelope: PPEnvelope, tensors: Mapping[str, TensorSpec]) -> None:
-    names = list(tensors)
-    _require(LATENTS_IN in tensors, LATENTS_IN, got=names, want="it with every chunk")
-    if envelope.init_cache or envelope.reset_crossattn_cache:
+    if LATENTS_IN not in tensors:
+        raise _refusal(LATENTS_IN, got=list(tensors), want="it with every chunk")
+    needs_text = envelope.init_cache or envelope.reset_crossattn_cache
+    if needs_text and CONDITIONING_EMBEDS not in tensors:
         want = "it whenever init_cache or reset_crossattn_cache is set"
-        _require(CONDITIONING_EMBEDS in tensors, CONDITIONING_EMBEDS, got=names, want=want)
+        raise _refusal(CONDITIONING_EMBEDS, got=list(tensors), want=want)
     given = CONTEXT_FRAMES_OVERRIDE in tensors
-    _require(
-        given == envelope.do_kv_recompute,
-        CONTEXT_FRAMES_OVERRIDE,
-        got="it" if given else "nothing",
-        want=f"it exactly when do_kv_recompute is set, here {envelope.do_kv_recompute}",
-        fix="the mesh has no other source of context",
-    )
+    if given != envelope.do_kv_recompute:
+        raise _refusal(
+            CONTEXT_FRAMES_OVERRIDE,
+            got="it" if given else "nothing",
+            want=f"it exactly when do_kv_recompute is set, here {envelope.do_kv_recompute}",
+            fix="the mesh has no other source of context",
+        )
 
 
 def _check_recompute(envelope: PPEnvelope, geometry: ChunkGeometry) -> None:
     if not envelope.do_kv_recompute:
         return
     start = envelope.current_start_frame
-    want = "above 0: the first chunk of an epoch has no context"
-    _require(start > 0, "current_start_frame with do_kv_recompute", got=start, want=want)
-    most = geometry.context_frames
-    _require(most > 0, "do_kv_recompute", got=True, want="a model whose cache can be rebuilt")
+    if start <= 0:
+        want = "above 0: the first chunk of an epoch has no context"
+        raise _refusal("current_start_frame with do_kv_recompute", got=start, want=want)
+    if geometry.context_frames <= 0:
+        raise _refusal("do_kv_recompute", got=True, want="a model whose cache can be rebuilt")
 
 
 def _check_shapes(
     envelope: PPEnvelope, tensors: Mapping[str, TensorSpec], geometry: ChunkGeometry
 ) -> None:
-    size = (envelope.height, envelope.width)
-    shapes = {
-        LATENTS_IN: geometry.latent_shape(*size),
-        CONDITIONING_EMBEDS: geometry.conditioning_shape,
-        CONTEXT_FRAMES_OVERRIDE: geometry.context_shape(
-            *size, start_frame=envelope.current_start_frame
-        ),
-    }
     for name, spec in tensors.items():
-        _require(spec.shape == shapes[name], f"{name}.shape", got=spec.shape, want=shapes[name])
-        most = f"at most {MAX_TENSOR_BYTES}, so a smaller picture"
-        _require(spec.num_bytes <= MAX_TENSOR_BYTES, f"{name} bytes", got=spec.num_bytes, want=most)
-        want = str(geometry.dtype)
-        _require(spec.dtype is geometry.dtype, f"{name}.dtype", got=str(spec.dtype), want=want)
+        shape = _shape(name, envelope, geometry)
+        if spec.shape != shape:
+            raise _refusal(f"{name}.shape", got=spec.shape, want=shape)
+        if spec.num_bytes > MAX_TENSOR_BYTES:
+            want = f"at most {MAX_TENSOR_BYTES}, so a smaller picture"
+            raise _refusal(f"{name} bytes", got=spec.num_bytes, want=want)
+        if spec.dtype is not geometry.dtype:
+            raise _refusal(f"{name}.dtype", got=str(spec.dtype), want=str(geometry.dtype))
+
+
+def _shape(name: str, envelope: PPEnvelope, geometry: ChunkGeometry) -> tuple[int, ...]:
+    """What the tensor `name` must have."""
+    if name == CONDITIONING_EMBEDS:
+        return geometry.conditioning_shape
+    if name == LATENTS_IN:
+        return geometry.latent_shape(envelope.height, envelope.width)
+    start = envelope.current_start_frame
+    return geometry.context_shape(envelope.height, envelope.width, start_frame=start)
+
+
+_COUNTS = ("call_id", "chunk_index", "cache_epoch", "current_start_frame", "base_seed")
+_COUNTS_OF = attrgetter(*_COUNTS)
