@@ -14,7 +14,6 @@ from scope_rt.control.stages import Stages
 from scope_rt.control.tail import StreamTail
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
-from scope_rt.tensors import bytes_of
 from scope_rt.vae.codec import StreamingDecoder
 
 
@@ -49,8 +48,9 @@ class Decoding:
             frames = decoder.decode(arrived.latents.float())
         decoded_ns = time.perf_counter_ns()
         # Afterwards: a decoder may not change them either.
-        latents = bytes_of(arrived.latents)
-        self._pipeline.check_kept(index, "latents at the decoder", latents, arrived.latents_sha256)
+        self._pipeline.check_kept(
+            index, "latents at the decoder", arrived.latents, arrived.latents_sha256
+        )
         proved_ns = time.perf_counter_ns()
         stage_ms = {
             "decode": (decoded_ns - start_ns) / 1e6,

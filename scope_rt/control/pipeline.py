@@ -192,8 +192,8 @@ class Pipeline:
             self._stages.context.reset()
         seen = self._stages.feedback(envelope.chunk_index, latents)
         self._stages.context.remember_latents(seen)
-        arrived = bytes_of(latents)  # and as remembered
-        self.check_kept(envelope.chunk_index, "latents on their way here", arrived, latents_sha256)
+        # And as remembered.
+        self.check_kept(envelope.chunk_index, "latents on their way here", latents, latents_sha256)
         self._received = _Received.NOT_DECODED
         return Arrived(
             envelope=envelope,
@@ -213,15 +213,16 @@ class Pipeline:
                 self._instruments.checks.latents(chunk, latents_BFCHW, repeats=repeats, limit=limit)
 
     def check_kept(
-        self, chunk: int, what: str, latents: bytes | memoryview, latents_sha256: str
+        self, chunk: int, what: str, latents: Tensor | bytes, latents_sha256: str
     ) -> None:
-        """Verify that the bytes of latents are those that the generator ranks agreed on.
+        """Verify that latents, or their bytes, are those that the generator ranks agreed on.
 
         Raises:
             IntegrityError: naming the chunk, and `what` changed.
         """
         if self._stages.values is not None:
-            now = self.proved.sha256_of(latents, noted=latents_sha256)
+            now_bytes = bytes_of(latents) if isinstance(latents, Tensor) else latents
+            now = self.proved.sha256_of(now_bytes, noted=latents_sha256)
             if now == latents_sha256:
                 return
             with suspect_from(chunk):

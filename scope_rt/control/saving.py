@@ -12,7 +12,6 @@ from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.resume_point import ResumePoint, ResumePoints, resume_point
 from scope_rt.control.tail import StreamTail
 from scope_rt.record.log import Log
-from scope_rt.tensors import bytes_of
 
 
 class Saving:
@@ -94,6 +93,6 @@ class Saving:
         self._pipeline.check_kept(
             arrived.envelope.chunk_index,
             "latents for the resume point",
-            bytes_of(arrived.latents),
+            arrived.latents,
             arrived.latents_sha256,
         )
