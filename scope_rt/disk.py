@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _Calls = SimpleQueue[tuple[Future[Any] | None, Callable[[], Any]] | None]
 
+_IDLE_S = 1.0
 STALL_TIMEOUT_S = 60.0
 """How long one answer of a disk is waited for while a stream runs."""
 
@@ -54,11 +55,13 @@ class DaemonExecutor(Executor):
     The standard library's pool is joined when the interpreter ends, without a bound.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, idle: Callable[[], None] | None = None) -> None:
+        """`idle` is called on the thread after each second in which nothing was submitted; it
+        raises nothing and does not hold what owns this executor."""
         self._calls = _Calls()
         self._pending: set[Future[Any]] = set()
         # The thread must not hold its owner, whose end is its own.
-        work = (self._calls, self._pending)
+        work = (self._calls, self._pending, idle)
         self._thread = threading.Thread(target=_run, args=work, name=name, daemon=True)
         self._thread.start()
         weakref.finalize(self, self._calls.put, None).atexit = False
@@ -91,8 +94,8 @@ class DaemonExecutor(Executor):
             wait(tuple(self._pending), timeout=timeout_s)
 
 
-def _run(calls: _Calls, pending: set[Future[Any]]) -> None:
-    while (item := calls.get()) is not None:
+def _run(calls: _Calls, pending: set[Future[Any]], idle: Callable[[], None] | None) -> None:
+    while (item := _next(calls, idle)) is not None:
         future, call = item
         if future is None:
             call()
@@ -102,6 +105,17 @@ def _run(calls: _Calls, pending: set[Future[Any]]) -> None:
             del future
         del call
         del item  # or the last call and its owner would live until the next one
+
+
+def _next(
+    calls: _Calls, idle: Callable[[], None] | None
+) -> tuple[Future[Any] | None, Callable[[], Any]] | None:
+    while idle is not None:
+        try:
+            return calls.get(timeout=_IDLE_S)
+        except Empty:
+            idle()
+    return calls.get()
 
 
 def _complete(future: Future[Any], call: Callable[[], Any]) -> None:

@@ -72,6 +72,10 @@ class Recovery:
         """Add a record; nothing where no log is kept."""
         self._log.append(record, blob)
 
+    def write_soon(self) -> None:
+        """As `StreamLog.write_soon`."""
+        self._log.write_soon()
+
     def when_written(self, call: Callable[[int], None]) -> None:
         """As `StreamLog.when_written`."""
         self._log.when_written(call)

@@ -77,6 +77,7 @@ class Saving:
 
     def _save(self, cut_before: int | None = None) -> None:
         if self._resume_points is None:
+            self._log.write_soon()
             return
         point = resume_point(
             self._pipeline,

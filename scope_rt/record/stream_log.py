@@ -1,6 +1,9 @@
 """One file tells what became of a stream, by whole records; it never ends the stream.
 
-Records are written in order on a thread of their own, each by one write to the operating system.
+Records are written in order on a thread of their own, those of a chunk by one write: to wake the
+thread costs more than all it does. They are encoded by who appends them, as both threads need
+Python's lock for that. A record that nobody asks to be written is written within a second.
+
 Whoever asks for `offset` waits until all that was appended is there, at most `STALL_TIMEOUT_S`: a
 crash of this process loses nothing before it. What cannot be written stops, the less needed first:
 latents, then the log as a whole, which then ends at its last whole record.
@@ -12,13 +15,16 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakMethod
 
 from scope_contracts.errors import ContractError, ScopeError, UserInputError
-from scope_contracts.log_file import MAGIC, end_of_whole, pack, refuse_special
+from scope_contracts.log_file import pack
 from scope_contracts.log_records import (
     Closed,
+    Control,
+    Dropped,
     Durable,
     Failed,
     Finished,
@@ -30,13 +36,23 @@ from scope_contracts.log_records import (
 )
 from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
 from scope_rt.faults import FaultPoint, Faults, NoFaults
-from scope_rt.file_lock import open_locked
 from scope_rt.record.log_check import LogCheck
+from scope_rt.record.log_disk import begin_log, cut_off, open_log, resume_log, write_at
 
 _LOG = logging.getLogger(__name__)
 
 
 def _allow() -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Appended:
+    """A record that is not written yet, with its blob; `data` is both as the file will have them,
+    empty where they cannot be encoded."""
+
+    record: Record
+    blob: bytes
+    data: bytes = b""
 
 
 class StreamLog:
@@ -75,12 +91,15 @@ class StreamLog:
         self._chunk_index = -1
         self._lock = threading.Lock()
         self._num_appended = self._num_written = 0
+        self._appended: list[_Appended] = []
+        self._is_asked_to_write = False
+        """The thread is awake or will be, and has not taken what was appended."""
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
         """Who waits for how many records; a call of its own would wake the thread once more."""
-        self._disk = DaemonExecutor("stream-log")
+        self._disk = DaemonExecutor("stream-log", idle=_writing(WeakMethod(self._write_appended)))
         self._check: LogCheck | None = None
         try:
-            self._file: int | None = _open(path, must_exist=resume)
+            self._file: int | None = open_log(path, must_exist=resume)
         except OSError as error:
             raise UserInputError(
                 f"stream log {path}: cannot be {'resumed' if resume else 'written'} "
@@ -88,7 +107,9 @@ class StreamLog:
             ) from error
         try:
             check()
-            self._end = self._resumed(self._file, at_least) if resume else _begun(self._file)
+            self._end = (
+                resume_log(self._file, path, at_least=at_least) if resume else begin_log(self._file)
+            )
         except OSError as error:
             self.close()
             raise UserInputError(
@@ -115,20 +136,35 @@ class StreamLog:
         return self._end
 
     def append(self, record: Record, blob: bytes = b"") -> None:
-        """Write `record` with its `blob`; raises nothing. Any thread may call this.
+        """Have `record` written with its `blob`; raises nothing. Any thread may call this.
 
-        Blocks, `STALL_TIMEOUT_S` at most, for a record that says what has become of the video or
-        of the stream, and where the disk is `_MOST_WAITING` records behind. Once `failure` is set,
-        it does nothing.
+        Those of a chunk wait for each other, until `write_soon` or a second has gone. Blocks,
+        `STALL_TIMEOUT_S` at most, for a record that says what has become of the video or of the
+        stream, and where the disk is `_MOST_WAITING` records behind. Once `failure` is set, it
+        does nothing.
         """
+        appended = self._encoded(record, blob)
         with self._lock:
             if self.failure is not None or self._file is None:
                 return
             self._num_appended += 1
-            self._disk.post(self._write, record, blob)
+            self._appended.append(appended)
+            if not isinstance(record, _OF_A_CHUNK):
+                self._ask_to_write()
         is_behind = self._num_appended - self._num_written > _MOST_WAITING
         if is_behind or isinstance(record, _WRITTEN_AT_ONCE):
             self.flush()
+
+    def write_soon(self) -> None:
+        """Have written what was appended so far; returns at once."""
+        with self._lock:
+            self._ask_to_write()
+
+    def _ask_to_write(self) -> None:
+        """Under the lock."""
+        if self._appended and not self._is_asked_to_write:
+            self._is_asked_to_write = True
+            self._disk.post(self._write_appended)
 
     def flush(self) -> None:
         """Return when all that was appended is written, or the log has failed.
@@ -141,6 +177,7 @@ class StreamLog:
             written = threading.Lock()
             written.acquire()
             self._waiting.append((self._num_appended, written))
+            self._ask_to_write()
         if not written.acquire(timeout=STALL_TIMEOUT_S):
             self._fail(_reason(StallError(STALL_TIMEOUT_S)))
 
@@ -153,6 +190,7 @@ class StreamLog:
         """
         if self._check is not None:
             self._check.raise_damage()
+        self.write_soon()
         called = self._disk.submit(self._call_at_end, call)
         try:
             answer(called, timeout_s=STALL_TIMEOUT_S)
@@ -189,43 +227,78 @@ class StreamLog:
         self.path.unlink(missing_ok=True)  # before another writer can lock it
         self.close()
 
-    def _write(self, record: Record, blob: bytes) -> None:
-        """On the disk's thread: one record, or as much of it as the disk has room for."""
+    def _encoded(self, record: Record, blob: bytes) -> _Appended:
+        """What will be written; why a record cannot be encoded is found out again then."""
+        appended = _Appended(record, blob)
+        with suppress(ContractError):
+            self._encode(appended)
+        return appended
+
+    def _encode(self, appended: _Appended) -> None:
+        """Without latents where they are not kept, or no longer. Raises `ContractError`."""
+        if appended.blob and not self._record_latents and isinstance(appended.record, Finished):
+            appended.record, appended.blob = replace(appended.record, latents=None), b""
+            appended.data = b""
+        appended.data = appended.data or pack(appended.record, appended.blob)
+
+    def _write_appended(self) -> None:
+        """On the disk's thread: what was appended, or as much of it as the disk has room for."""
+        with self._lock:
+            appended, self._appended = self._appended, []
+            self._is_asked_to_write = False
         try:
-            self._write_or_drop(record, blob)
+            self._write_in_order(appended)
         except Exception as error:  # noqa: BLE001 - a bug of ours: no record may be missing unsaid
             self._fail(f"{type(error).__name__}: {error}")
         finally:
             with self._lock:
-                self._num_written += 1
+                self._num_written += len(appended)
                 while self._waiting and self._waiting[0][0] <= self._num_written:
                     self._waiting.popleft()[1].release()
 
-    def _write_or_drop(self, record: Record, blob: bytes) -> None:
-        if blob and not self._record_latents and isinstance(record, Finished):
-            record, blob = replace(record, latents=None), b""
-        if isinstance(record, Planned):
-            self._chunk_index = record.envelope.chunk_index
-        try:
-            self._write_whole(record, blob)
-        except (OSError, ContractError) as error:
-            if not isinstance(record, Finished) or not record.latents:
-                self._fail(_reason(error))
-                return
-            self._drop_latents(record, _reason(error))
+    def _write_in_order(self, appended: list[_Appended]) -> None:
+        ready: list[_Appended] = []
+        for each in appended:
+            if isinstance(each.record, Planned):
+                self._chunk_index = each.record.envelope.chunk_index
+            try:
+                self._encode(each)
+                each.data = self._faults.reach(FaultPoint.RECORD, self._chunk_index, each.data)
+            except (OSError, ContractError) as error:
+                self._write_together(ready)
+                self._refuse(each.record, error)
+                ready = []
+            else:
+                ready.append(each)
+        self._write_together(ready)
 
-    def _write_whole(self, record: Record, blob: bytes) -> None:
-        if self._file is None or self.failure is not None:
+    def _write_together(self, ready: list[_Appended]) -> None:
+        """By one write; where that fails, one by one: the disk may have room for some."""
+        try:
+            self._write_whole(b"".join([each.data for each in ready]))
+        except OSError:
+            for each in ready:
+                try:
+                    self._encode(each)
+                    self._write_whole(each.data)
+                except (OSError, ContractError) as error:
+                    self._refuse(each.record, error)
+
+    def _write_whole(self, data: bytes) -> None:
+        if self._file is None or self.failure is not None or not data:
             return
-        data = pack(record, blob)
-        data = self._faults.reach(FaultPoint.RECORD, self._chunk_index, data)
-        _write_at(self._file, self._end, data)
+        write_at(self._file, self._end, data)
         with self._lock:
             if self.failure is None:  # else it came too late, and is cut off
                 self._end += len(data)
 
-    def _drop_latents(self, record: Finished, reason: str) -> None:
-        """Continue without latents, or if that does not help, not at all."""
+    def _refuse(self, record: Record, error: OSError | ContractError) -> None:
+        """`record` cannot be written: continue without latents, or if that does not help, not at
+        all."""
+        reason = _reason(error)
+        if not isinstance(record, Finished) or not record.latents:
+            self._fail(reason)
+            return
         self._record_latents = False
         self.latents_failure = (
             f"stream log {self.path} holds no latents from chunk {record.chunk_index} on "
@@ -236,9 +309,11 @@ class StreamLog:
         try:
             if self._file is not None:
                 os.ftruncate(self._file, self._end)
-            self._write_whole(replace(record, latents=None), b"")
-        except (OSError, ContractError) as error:
-            self._fail(_reason(error))
+            data = pack(replace(record, latents=None))
+            data = self._faults.reach(FaultPoint.RECORD, self._chunk_index, data)
+            self._write_whole(data)
+        except (OSError, ContractError) as again:
+            self._fail(_reason(again))
 
     def _fail(self, reason: str) -> None:
         """Keep the whole records and write no more; the first reason counts."""
@@ -251,7 +326,7 @@ class StreamLog:
                 "file"
             )
             if self._file is not None:  # after a write that stalled, this comes when that does
-                self._disk.submit(_truncate, self._file, self._end)
+                self._disk.submit(cut_off, self._file, self._end)
         _LOG.warning("%s", self.failure)
 
     def _release(self) -> None:
@@ -263,63 +338,24 @@ class StreamLog:
             self._disk.settle(timeout_s=_CLOSE_TIMEOUT_S)
             self._disk.shutdown()
 
-    def _resumed(self, file: int, at_least: int) -> int:
-        """The end of the whole records, behind which all is cut off."""
-        way_out = f"to start the stream anew, delete {self.path}"
-        with os.fdopen(os.dup(file), "rb") as reading:
-            try:
-                end = end_of_whole(reading)
-            except ContractError as error:
-                raise UserInputError(
-                    f"stream log {self.path}: cannot be resumed ({error}); {way_out}"
-                ) from error
-        if end < max(1, at_least):
-            raise UserInputError(
-                f"stream log {self.path}: got {end} bytes of whole records, the snapshot of its "
-                f"stream wants {at_least} or more; {way_out}"
-            )
-        os.ftruncate(file, end)
-        return end
+
+def _writing(write: WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+    """Calls `write` for as long as its owner lives, and does not keep it alive."""
+
+    def run() -> None:
+        if (living := write()) is not None:
+            living()
+
+    return run
 
 
 def _reason(error: OSError | ContractError) -> str:
     return str(error.strerror if isinstance(error, OSError) else error)
 
 
+_OF_A_CHUNK = (Planned, Control, Dropped, Finished)
 _WRITTEN_AT_ONCE = (Segment, Durable, Published, Retracted, Failed, Closed)
 _MOST_WAITING = 64
 """Records that may wait for the disk: memory is bounded where nobody asks for `offset`."""
 _CLOSE_TIMEOUT_S = 1.0
 """How long a disk may take to let go of a file; its lock ends with the process at the latest."""
-
-
-def _open(path: Path, *, must_exist: bool) -> int:
-    """Open `path` to read and write; raises `OSError`, or `UserInputError` where it is in use."""
-    refuse_special(path)
-    if not must_exist:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return open_locked(path, must_exist=must_exist)
-    except BlockingIOError:
-        raise UserInputError(
-            f"stream log {path}: another process is writing it; end that one or choose another file"
-        ) from None
-
-
-def _begun(file: int) -> int:
-    os.ftruncate(file, 0)
-    _write_at(file, 0, MAGIC)
-    return len(MAGIC)
-
-
-def _truncate(file: int, end: int) -> None:
-    """Remove what was written of a record."""
-    with suppress(OSError):
-        os.ftruncate(file, end)
-
-
-def _write_at(file: int, start: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        num_written = os.pwrite(file, left, start)
-        left, start = left[num_written:], start + num_written

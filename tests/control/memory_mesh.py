@@ -151,6 +151,8 @@ class MemoryLog:
         if self.failure is None:
             self.records.append(record)
 
+    def write_soon(self) -> None: ...
+
     def when_written(self, call: Callable[[int], None]) -> None:
         if self.failure is None:
             call(self.offset)

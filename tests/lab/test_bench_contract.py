@@ -10,6 +10,7 @@ from scope_lab.bench_contract import ContractBenchmark, Cost, Slowdown, table
 from scope_lab.contract_parts import Kind, Moment, contract_parts
 from scope_rt.config import StreamConfig
 from scope_rt.record import stream_log
+from scope_rt.record.log_disk import write_at
 from tests.tiny_folder import write_tiny_folder
 
 COST = Cost(
@@ -75,15 +76,13 @@ def test_every_part_leaves_what_the_next_call_of_it_needs(tmp_path: Path) -> Non
 def test_a_record_costs_what_it_takes_until_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = stream_log._write_at
-
     def slowly(file: int, start: int, data: bytes) -> None:
         time.sleep(0.05)
-        write(file, start, data)
+        write_at(file, start, data)
 
     config = StreamConfig.of(write_tiny_folder(tmp_path / "model"))
     with contract_parts(config, folder=tmp_path) as parts:
-        monkeypatch.setattr(stream_log, "_write_at", slowly)
+        monkeypatch.setattr(stream_log, "write_at", slowly)
         logged = [part for part in parts if part.name.startswith("stream log")]
         assert len(logged) == 2
         for part in logged:

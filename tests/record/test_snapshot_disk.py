@@ -92,7 +92,7 @@ def test_where_the_log_fails_before_it_is_written_nothing_is_saved(
         log.append(opened())
         store = SnapshotStore(tmp_path / "s")
         store.save(HEADER, STATE, log=log)
-        monkeypatch.setattr(stream_log, "_write_at", fill_disk)
+        monkeypatch.setattr(stream_log, "write_at", fill_disk)
         log.append(planned(0))
         store.save(replace(HEADER, next_chunk_index=5), STATE, log=log)
         assert log.failure is not None

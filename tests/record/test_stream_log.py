@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_file import LogReader
+from scope_contracts.log_file import LogReader, pack
 from scope_contracts.log_records import Closed, Durable, Finished, Opened, Planned, Record
 from scope_rt.faults import FaultPoint
 from scope_rt.record import stream_log
@@ -128,6 +129,60 @@ def test_a_record_that_fits_only_in_part_is_taken_back(tmp_path: Path) -> None:
     assert read(path)[2] == 0
 
 
+def test_of_records_that_are_written_together_those_are_kept_for_which_there_is_room(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.scope"
+    log = StreamLog(path, record_latents=True)
+    log.append(opened())
+    first, last = planned(0), finished(0, values=LATENTS)
+    with largest_file(log.offset + len(pack(first)) + len(pack(*last)) - 100):
+        log.append(first)
+        log.append(*last)
+        log.append(planned(1))
+        log.flush()
+    assert "no latents from chunk 0 on (File too large)" in (log.latents_failure or "")
+    log.close()
+    records, blobs, torn_bytes = read(path)
+    assert ([type(record) for record in records], torn_bytes) == (
+        [Opened, Planned, Finished, Planned],
+        0,
+    )
+    assert not any(blobs)
+
+
+def test_the_records_of_a_chunk_are_written_by_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes: list[int] = []
+
+    def pwrite(file: int, data: bytes, start: int) -> int:
+        num_bytes.append(len(data))
+        return written(file, data, start)
+
+    log = StreamLog(tmp_path / "a.scope", record_latents=True)
+    log.append(opened())
+    log.flush()
+    written = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    log.append(planned(0))
+    log.append(*finished(0, values=LATENTS))
+    log.write_soon()
+    log.close()
+    assert num_bytes == [len(pack(planned(0))) + len(pack(*finished(0, values=LATENTS)))]
+
+
+@pytest.mark.timeout(20)
+def test_a_plan_whose_chunk_does_not_come_is_written_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.scope"
+    log = StreamLog(path)
+    log.append(opened())
+    log.append(planned(0))
+    while kinds(path) != [Opened, Planned]:
+        time.sleep(0.05)
+    log.close()
+
+
 def test_a_small_disk_that_fills_keeps_whole_records_and_is_resumed_once_there_is_room(
     small_disk: Path,
 ) -> None:
@@ -192,7 +247,7 @@ def test_whatever_keeps_a_record_from_being_written_ends_the_log_by_name(
     log = StreamLog(tmp_path / "a.scope")
     log.append(opened())
     before = log.offset
-    monkeypatch.setattr(stream_log, "_write_at", wrong)
+    monkeypatch.setattr(stream_log, "write_at", wrong)
     log.append(planned(0))
     log.flush()
     monkeypatch.undo()
