@@ -122,7 +122,6 @@ def measure(*, rounds: int, num_chunks: int, threads: int) -> ContractBenchmark:
             _cost(part.name, part.kind, part.moment, seconds, chunk_s)
             for part, seconds in zip(parts, bench.part_s, strict=True)
         ),
-        _cost("SHA-256 of the latents", Kind.BUDGETED, Moment.ARRIVED, bench.hash_s, chunk_s),
     ]
     kinds, moments = list(Kind), list(Moment)
     costs.sort(key=lambda cost: (kinds.index(cost.kind), moments.index(cost.where)))
@@ -180,7 +179,6 @@ class _Bench:
         """CPU seconds of every chunk, by round."""
         self.part_s: list[list[float]] = [[] for _ in parts]
         self.chunk_s: list[float] = []
-        self.hash_s: list[float] = []
         for stream in self._streams.values():
             for _ in range(_WARM_UP_CHUNKS):
                 next(stream)
@@ -197,7 +195,6 @@ class _Bench:
                 _ = self._sessions[name].log.offset  # what its log's thread writes is its own
                 self.arm_s[name][-1].append(time.process_time() - start_s)
                 self.chunk_s.append((chunk.stage_ms["generate"] + chunk.stage_ms["decode"]) / 1e3)
-                self.hash_s.append(chunk.stage_ms["digest"] / 1e3)
                 self._time_parts(moment)
 
     def _time_parts(self, moment: Moment) -> None:

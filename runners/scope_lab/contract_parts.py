@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from scope_contracts.answer import check_answer, check_state
 from scope_contracts.call_budget import CallBudget
-from scope_contracts.envelope import STATE_DIGEST, PPEnvelope, PPResult
+from scope_contracts.envelope import LATENTS_OUT, STATE_DIGEST, PPEnvelope, PPResult
 from scope_contracts.parity import ScalarDigest, state_hash
 from scope_contracts.preflight import preflight
 from scope_lab.contract_chunk import SteadyChunk
@@ -31,9 +32,10 @@ from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.transfers import Transfers, Work
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
-from scope_rt.tensors import bytes_of, specs_by_name
+from scope_rt.tensors import bytes_of, sha256_of, specs_by_name
 
 _NEVER = 2**31
+_NUMBERS = count(1000)
 
 
 class Moment(StrEnum):
@@ -88,8 +90,7 @@ def _planned(steady: SteadyChunk, log: StreamLog) -> list[Part]:
     moment, calls = Moment.PLANNED, envelope.expected_generator_calls
 
     def check() -> None:
-        new = replace(envelope)  # no envelope is encoded twice, and this is where that is done
-        preflight(new, specs_by_name(steady.tensors), steady.setup.geometry)
+        preflight(_next(envelope), specs_by_name(steady.tensors), steady.setup.geometry)
 
     return [
         Part(
@@ -97,7 +98,7 @@ def _planned(steady: SteadyChunk, log: StreamLog) -> list[Part]:
             moment=moment,
             kind=Kind.ALWAYS,
             work=check,
-            without=lambda: replace(envelope),
+            without=lambda: _next(envelope),
         ),
         Part(
             name="lifecycle",
@@ -105,9 +106,15 @@ def _planned(steady: SteadyChunk, log: StreamLog) -> list[Part]:
             kind=Kind.ALWAYS,
             work=lambda: lifecycle.enter(envelope).commit(calls),
         ),
-        _logged("stream log, envelope", moment, log, lambda: log.append(planned_record(envelope))),
+        _logged("stream log, envelope", moment, lambda: log.append(planned_record(envelope))),
         Part(name="state digest", moment=moment, work=lambda: _digest(steady)),
     ]
+
+
+def _next(envelope: PPEnvelope) -> PPEnvelope:
+    """As the envelope of another chunk, with its own numbers; it is not encoded yet."""
+    number = next(_NUMBERS)
+    return replace(envelope, call_id=number, chunk_index=number, current_start_frame=3 * number)
 
 
 def _run(steady: SteadyChunk) -> list[Part]:
@@ -131,7 +138,17 @@ def _run(steady: SteadyChunk) -> list[Part]:
         Part(name="preflight", moment=moment, kind=Kind.ALWAYS, work=check),
         Part(name="lifecycle", moment=moment, kind=Kind.ALWAYS, work=live),
         Part(name="call budget", moment=moment, work=spend),
-        Part(name="state digest", moment=moment, work=lambda: _digest(steady)),
+        Part(
+            name="state digest",
+            moment=moment,
+            work=lambda: state_hash(_next(envelope), steady.indices),
+            without=lambda: _next(envelope),
+        ),
+        Part(
+            name="SHA-256 of the latents",
+            moment=moment,
+            work=lambda: sha256_of(steady.answer[LATENTS_OUT]),
+        ),
     ]
 
 
@@ -168,10 +185,11 @@ def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
     def keep() -> None:
         latents = bytes(bytes_of(steady.chunk.latents))
         log.append(finished_record(steady.chunk, with_latents=True), latents)
+        log.flush()  # as a stream does once a chunk: the envelope waits for it
 
     return [
         Part(name="answer and state digest", moment=moment, work=check),
-        _logged("stream log, latents", moment, log, keep),
+        _logged("stream log, all of it written", moment, keep),
         Part(
             name="snapshot",
             moment=moment,
@@ -189,13 +207,8 @@ def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
     ]
 
 
-def _logged(name: str, moment: Moment, log: StreamLog, append: Callable[[], None]) -> Part:
-    """A record, until it is written: another thread does that, whose CPU time counts."""
-
-    def work() -> None:
-        append()
-        log.flush()
-
+def _logged(name: str, moment: Moment, work: Callable[[], None]) -> Part:
+    """Another thread writes the records of a chunk; its CPU time counts."""
     return Part(name=name, moment=moment, work=work, clock=time.process_time)
 
 

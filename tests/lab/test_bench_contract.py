@@ -85,11 +85,12 @@ def test_a_record_costs_what_it_takes_until_it_is_written(
         monkeypatch.setattr(stream_log, "write_at", slowly)
         logged = [part for part in parts if part.name.startswith("stream log")]
         assert len(logged) == 2
+        num_bytes = (tmp_path / "parts.scope").stat().st_size
         for part in logged:
-            num_bytes = (tmp_path / "parts.scope").stat().st_size
             part.work()
-            assert (tmp_path / "parts.scope").stat().st_size > num_bytes
             assert part.clock is time.process_time
+        written = (tmp_path / "parts.scope").read_bytes()[num_bytes:]
+        assert [b"planned" in written, b"finished" in written] == [True, True]
 
 
 def test_the_difference_of_the_whole_must_exceed_that_of_equal_streams() -> None:
