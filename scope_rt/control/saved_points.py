@@ -1,6 +1,6 @@
 """A resume point is kept in a snapshot folder, with the place in the log that it belongs to."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scope_rt.control.resume_point import ResumePoint
@@ -18,13 +18,17 @@ class SavedResumePoints:
     run_id: str
     identity: tuple[tuple[str, str], ...]
     newest: int = -1
+    _absolute_log: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._absolute_log = str(self.log.absolute())
 
     def save(self, point: ResumePoint, *, log: Log) -> None:
         """As `ResumePoints.save`."""
         header = SnapshotHeader(
             run_id=self.run_id,
             identity=self.identity,
-            log=str(self.log.absolute()),
+            log=self._absolute_log,
             log_offset=0,
             next_chunk_index=point.counts.next_chunk_index,
         )

@@ -5,7 +5,7 @@ without the zeros at their end. A tensor that was saved before is recognised by 
 neither hashed nor written again, unless its file is gone: tensors must never be changed in place.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +23,7 @@ from scope_contracts.errors import (
     UserInputError,
     mismatch,
 )
+from scope_contracts.field_encoder import FieldEncoder
 from scope_contracts.plain import Leaf, PlainRules, from_plain, to_plain
 from scope_contracts.tensor_spec import DType
 from scope_contracts.wire import decode_envelope, encode
@@ -48,6 +49,19 @@ class _Saved:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """A tensor that was saved, and what a state says of it: it is in one for many chunks."""
+
+    tensor: Tensor
+    digest: str
+    plain: dict[str, object]
+
+    @classmethod
+    def of(cls, tensor: Tensor, saved: _Saved) -> "_Known":
+        return cls(tensor, saved.digest, to_plain(saved, _NO_TENSORS))
+
+
 def look(folder: Path) -> SnapshotHeader | None:
     """The header of a snapshot, for who only watches: None where none can be read in 10 s."""
     read = DaemonExecutor("snapshot").submit(SnapshotStore(folder).header)
@@ -62,10 +76,11 @@ class SnapshotStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._files = folder, SnapshotFolder(folder)
-        self._saved: dict[int, tuple[Tensor, _Saved]] = {}
+        self._saved: dict[int, _Known] = {}
         """The tensors of the last state that was saved or loaded, by their `id`."""
         self._wanted: object = None
         """The save that is waited for; any other must change nothing."""
+        self._headers = FieldEncoder(SnapshotHeader, _NO_TENSORS)
 
     def save(self, header: SnapshotHeader, state: object, *, log: Log | None = None) -> None:
         """Replace what was saved. `state`: dataclasses of scalars, texts, tuples and CPU tensors.
@@ -80,19 +95,19 @@ class SnapshotStore:
             SnapshotError: the folder cannot be written, or the disk gives no answer in time; the
                 snapshot before is still there.
         """
-        tensors: dict[int, tuple[Tensor, _Saved]] = {}
+        tensors: dict[int, _Known] = {}
         new: dict[str, bytes] = {}
         rules = _rules(Leaf(lower=partial(self._lower, tensors, new), lift=_refuse_lift))
-        plain = {"header": to_plain(header, rules), "state": to_plain(state, rules)}
+        packed_state = msgpack.packb(to_plain(state, rules))
         named = {
-            saved.digest: partial(_bytes_to_write, tensor, new.get(saved.digest))
-            for tensor, saved in tensors.values()
+            known.digest: partial(_bytes_to_write, known.tensor, new.get(known.digest))
+            for known in tensors.values()
         }
         save = self._wanted = object()
 
         def write(log_offset: int = header.log_offset) -> None:
-            plain["header"]["log_offset"] = log_offset
-            packed = msgpack.packb(plain)
+            packed_header = self._headers.encode(replace(header, log_offset=log_offset))
+            packed = b"".join((_MAP_OF_2, _HEADER, packed_header, _STATE, packed_state))
             content = _checksum(packed) + packed
             self._files.write(content, named, is_wanted=lambda: save is self._wanted)
 
@@ -119,7 +134,7 @@ class SnapshotStore:
         plain = self._read()
         if plain is None:
             return None
-        tensors: dict[int, tuple[Tensor, _Saved]] = {}
+        tensors: dict[int, _Known] = {}
         rules = _rules(Leaf(lower=_refuse_lift, lift=partial(self._lift, tensors)))
         try:
             header = from_plain(SnapshotHeader, cast(Any, plain["header"]), rules)
@@ -165,21 +180,21 @@ class SnapshotStore:
 
     def _lower(
         self,
-        tensors: dict[int, tuple[Tensor, _Saved]],
+        tensors: dict[int, _Known],
         new: dict[str, bytes],
         tensor: Tensor,
     ) -> object:
         """What `state` says of `tensor`; its bytes are kept in `new` if they must be written."""
         known = tensors.get(id(tensor)) or self._saved.get(id(tensor))
-        if known is None or known[0] is not tensor:
+        if known is None or known.tensor is not tensor:
             raw = _kept_of(tensor)
             digest = blake2b(raw, digest_size=DIGEST_BYTES).hexdigest()
             saved = _Saved(digest, NAMES[tensor.dtype], tuple(tensor.shape))
-            known, new[digest] = (tensor, saved), raw
+            known, new[digest] = _Known.of(tensor, saved), raw
         tensors[id(tensor)] = known
-        return to_plain(known[1], _NO_TENSORS)
+        return known.plain
 
-    def _lift(self, tensors: dict[int, tuple[Tensor, _Saved]], plain: object) -> Tensor:
+    def _lift(self, tensors: dict[int, _Known], plain: object) -> Tensor:
         saved = from_plain(_Saved, cast(Any, plain), _NO_TENSORS)
         try:
             raw = self._files.tensor(saved.digest)
@@ -191,7 +206,7 @@ class SnapshotStore:
         if raw:
             flat = tensor.flatten().view(torch.uint8)
             flat[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-        tensors[id(tensor)] = (tensor, saved)
+        tensors[id(tensor)] = _Known.of(tensor, saved)
         return tensor
 
     def _read(self) -> dict[str, object] | None:
@@ -240,6 +255,7 @@ def _rules(tensor: Leaf) -> PlainRules:
 
 
 _NO_TENSORS = _rules(Leaf(lower=_refuse_lift, lift=_refuse_lift))
+_MAP_OF_2, _HEADER, _STATE = b"\x82", msgpack.packb("header"), msgpack.packb("state")
 
 
 def _bytes_to_write(tensor: Tensor, known: bytes | None) -> bytes:
