@@ -9,8 +9,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from scope_contracts.errors import ChunkTimeoutError, ScopeError
@@ -34,9 +34,16 @@ class _Section:
     what: str
     bound_s: float
     ends_with_group: bool
+    all_open: "list[_Section]"
     spent_s: float = 0.0
     after_failure_s: float = 0.0
     is_told: bool = False
+
+    def __enter__(self) -> None:
+        self.all_open.append(self)
+
+    def __exit__(self, *error: object) -> None:
+        self.all_open.remove(self)
 
 
 class Watchdog:
@@ -79,10 +86,9 @@ class Watchdog:
         """Other ranks are lost: what needs them has `grace_s` from now on."""
         self._failure = self._failure or error
 
-    @contextmanager
     def section(
         self, what: str, *, is_bounded: bool = True, ends_with_group: bool = False
-    ) -> Iterator[None]:
+    ) -> AbstractContextManager[None]:
         """The computing thread is in `what`, and may be stuck there.
 
         Args:
@@ -90,12 +96,12 @@ class Watchdog:
             ends_with_group: it needs other ranks, and cannot succeed without them.
         """
         bound_s = self._chunk_s if is_bounded else math.inf
-        section = _Section(what=what, bound_s=bound_s, ends_with_group=ends_with_group)
-        self._sections.append(section)
-        try:
-            yield
-        finally:
-            self._sections.remove(section)
+        return _Section(
+            what=what,
+            bound_s=bound_s,
+            ends_with_group=ends_with_group,
+            all_open=self._sections,
+        )
 
     def look(self, elapsed_s: float) -> None:
         """Count `elapsed_s` for what the computing thread is in, and tell what is stuck."""
