@@ -75,6 +75,16 @@ class ModelConfig(_Part):
     """Of weights, cache and latents."""
     height: int | None = _setting(None)
     width: int | None = _setting(None)
+    codec_device: str | None = _setting(None)
+    """`cpu`, `cuda` or `cuda:0`, of each rank that decodes; None is where that rank computes."""
+    codec_dtype: DType | None = _setting(None)
+    """Of the codec's weights; None is float32 on a CPU, bfloat16 on a GPU."""
+    text_device: str | None = _setting(None)
+    """As `codec_device`, of the text encoder, which rank0 alone holds."""
+    text_dtype: DType | None = _setting(None)
+    """As `codec_dtype`."""
+    text_offload: bool = _setting(False)
+    """Whether a text encoder on a GPU lies on the CPU while it encodes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

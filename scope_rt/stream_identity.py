@@ -11,6 +11,7 @@ from scope_contracts.parity import ParityKeys
 from scope_rt.faults import BROKEN_ON_PURPOSE
 from scope_rt.numerics import processor
 from scope_rt.stream_setup import StreamSetup
+from scope_rt.tensors import NAMES
 from scope_rt.topology import plan_named
 from scope_rt.version import __version__
 
@@ -79,6 +80,8 @@ def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
         ("height", str(setup.height)),
         ("width", str(setup.width)),
         ("dtype", str(setup.config.model.dtype)),
+        ("codec_dtype", str(NAMES[setup.codec_place.dtype])),
+        ("text_dtype", str(NAMES[setup.text_place.dtype])),
         ("kv_cache_attention_bias", repr(setup.config.cache.kv_cache_attention_bias)),
         ("recompute_every", str(setup.recompute.every)),
         ("recompute_anchor", str(setup.recompute.anchor)),

@@ -33,6 +33,7 @@ from scope_rt.models.loading import ModelFolder
 from scope_rt.models.noise import NoiseSource, SeededNoise
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
+from scope_rt.part_place import PartPlace, place_of
 from scope_rt.tensors import TORCH_DTYPES, sha256_of
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.topology import Topology
@@ -146,27 +147,63 @@ class StreamSetup:
     @cached_property
     def codec(self) -> VideoCodec:
         """Of a rank that decodes; no other loads it."""
-        return self.model.codec()
+        return self.model.codec(self.codec_place)
 
     @cached_property
     def text_encoder(self) -> TextEncoder:
         """Of rank0; no other loads it."""
-        return self.model.text_encoder()
+        return self.model.text_encoder(self.text_place)
+
+    @property
+    def codec_place(self) -> PartPlace:
+        """Where this rank decodes. Raises `UserInputError`."""
+        config = self.config.model
+        dtype = None if config.codec_dtype is None else TORCH_DTYPES[config.codec_dtype]
+        return place_of("codec", device=config.codec_device, dtype=dtype, own=self.device)
+
+    @property
+    def text_place(self) -> PartPlace:
+        """Where rank0 encodes prompts. Raises `UserInputError`."""
+        config = self.config.model
+        return place_of(
+            "text",
+            device=config.text_device,
+            dtype=None if config.text_dtype is None else TORCH_DTYPES[config.text_dtype],
+            own=self.device,
+            offload=config.text_offload,
+        )
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether this process is a rank of the stream, not one that only starts them."""
+        return self.environment.launched or self.topology.world_size == 1
+
+    def check_prompt(self, prompt: str) -> None:
+        """Refuse what cannot be encoded, before any rank starts; rank0 has the last word, where the
+        encoder is none to be loaded for that.
+
+        Raises:
+            UserInputError, IntegrityError: as `conditioning`.
+        """
+        if self.is_rank or self.model.reads_prompts_at_once:
+            self.conditioning(prompt)
+        else:
+            _check_prompt(prompt)
 
     def _load_parts(self) -> None:
         """What this rank will need of the model beside its generator. Raises `UserInputError`."""
+        if not self.is_rank:
+            self.model.check_parts()
+            return
         if self.decodes:
             _ = self.codec
         if self.environment.rank == 0:
             _ = self.text_encoder
 
     def release_parts(self) -> None:
-        """Let go of codec, text encoder and embeddings: who only starts ranks holds none.
-
-        What is asked for afterwards is loaded again.
-        """
-        for part in ("codec", "text_encoder"):
-            vars(self).pop(part, None)
+        """Let go of a text encoder that has read prompts, and of embeddings: who only starts ranks
+        holds none."""
+        vars(self).pop("text_encoder", None)
         self._encoded.clear()
 
     @property

@@ -253,7 +253,7 @@ def available_cores() -> int:
 def _check_prompts(request: StreamRequest, setup: StreamSetup) -> None:
     for flag, prompt in _prompts(request):
         try:
-            setup.conditioning(prompt)
+            setup.check_prompt(prompt)
         except UserInputError as error:
             raise UserInputError(f"{flag}: {str(error).removeprefix('prompt: ')}") from None
 

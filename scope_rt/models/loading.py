@@ -35,6 +35,7 @@ from scope_rt.models.recipe import Recipe
 from scope_rt.models.registry import CODECS, TEXT_ENCODERS
 from scope_rt.models.shards import check_degree, shard_of, shards_of
 from scope_rt.models.weight_files import WeightFiles
+from scope_rt.part_place import HERE, PartPlace
 from scope_rt.tensor_files.fitting import check_fit
 from scope_rt.tensors import NAMES
 from scope_rt.text.encoder import TextEncoder, TextSizes
@@ -183,7 +184,7 @@ class ModelFolder:
         model.as_read = DigestsAsRead(stored=stored, used=used)
         return model
 
-    def codec(self) -> VideoCodec:
+    def codec(self, place: PartPlace = HERE) -> VideoCodec:
         """Load the codec, for ranks that decode.
 
         Raises:
@@ -191,17 +192,27 @@ class ModelFolder:
             FingerprintError: its files are not what they were.
         """
         self._check_part(self.layout.vae)
-        return CODECS.load(self.layout.vae)
+        return CODECS.load(self.layout.vae, place)
+
+    def has_codec(self, class_name: str) -> bool:
+        """Whether the codec is of that class. Raises UserInputError."""
+        return CODECS.class_of(self.layout.vae) == class_name
 
     def codec_sizes(self) -> CodecSizes:
         """What the codec will be, from its configuration alone. Raises UserInputError."""
         return CODECS.sizes(self.layout.vae)
 
-    def text_encoder(self) -> TextEncoder:
+    def text_encoder(self, place: PartPlace = HERE) -> TextEncoder:
         """Load the text encoder, for rank0; raises what `codec` does."""
         self._check_part(self.layout.text_encoder)
         self._check_part(self.path / "tokenizer")  # where it has one beside it
-        return TEXT_ENCODERS.load(self.layout.text_encoder)
+        return TEXT_ENCODERS.load(self.layout.text_encoder, place)
+
+    @property
+    def reads_prompts_at_once(self) -> bool:
+        """Whether its text encoder is so small that whoever only starts ranks may ask it whether a
+        prompt can be read."""
+        return TEXT_ENCODERS.is_small(self.layout.text_encoder)
 
     def text_sizes(self) -> TextSizes:
         """What the text encoder will be, from its configuration alone. Raises UserInputError."""
@@ -224,14 +235,15 @@ class ModelFolder:
         known.check(self.path, {name: found[name] for name in found.keys() & known.files.keys()})
 
     def check_parts(self) -> None:
-        """Load codec and text encoder once, so that no rank is the first to find they cannot be.
+        """Look at headers of codec and text encoder, so that no rank is the first to find they
+        cannot be loaded; reads no weights, but those of parts as small as the embedded model's.
 
         Raises:
             UserInputError: one cannot be loaded, or they do not fit the transformer.
         """
         self.geometry(dtype=torch.float32)
-        self.codec()
-        self.text_encoder()
+        CODECS.check(self.layout.vae)
+        TEXT_ENCODERS.check(self.layout.text_encoder)
 
     def geometry(self, *, dtype: torch.dtype) -> ChunkGeometry:
         """The shape of every tensor of a chunk of this model; no weights are loaded.

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_rt.part_place import HERE, PartPlace
 from scope_rt.tensor_files.config_file import read_config
 from scope_rt.text.encoder import TextEncoder, TextSizes
 from scope_rt.text.loading import CLASS_NAME as UMT5
-from scope_rt.text.loading import load_umt5, umt5_text_sizes
+from scope_rt.text.loading import check_umt5, load_umt5, umt5_text_sizes
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
 from scope_rt.vae.loading import CLASS_NAME as WAN_VAE
 from scope_rt.vae.loading import SMALL_CLASS_NAME as TAEHV
 from scope_rt.vae.loading import (
+    check_small_codec,
+    check_wan_codec,
     load_small_codec,
     load_wan_codec,
     small_codec_sizes,
@@ -35,8 +38,10 @@ S = TypeVar("S", bound=CodecSizes | TextSizes)
 class Loader(Generic[P, S]):
     """How one class is loaded from its folder, and its sizes without loading it."""
 
-    load: Callable[[Path], P]
+    load: Callable[[Path, PartPlace], P]
     sizes: Callable[[Path], S]
+    check: Callable[[Path], object] | None
+    """Refuses, by headers alone, what `load` would; None for a part that is as small as they."""
 
 
 class Registry(Generic[P, S]):
@@ -48,9 +53,14 @@ class Registry(Generic[P, S]):
         self._loaders: dict[str, Loader[P, S]] = {}
 
     def register(
-        self, name: str, load: Callable[[Path], P], sizes: Callable[[Path], S] | None = None
+        self,
+        name: str,
+        load: Callable[[Path, PartPlace], P],
+        sizes: Callable[[Path], S] | None = None,
+        *,
+        check: Callable[[Path], object] | None,
     ) -> None:
-        """Let `load` read folders whose class is `name`.
+        """Let `load` read folders whose class is `name`; `check` is as `Loader` says.
 
         Raises:
             UserInputError: the name is taken.
@@ -59,17 +69,19 @@ class Registry(Generic[P, S]):
             raise UserInputError(
                 f"{self._part} {name!r} is registered already; choose another _class_name"
             )
-        self._loaders[name] = Loader(load=load, sizes=sizes or self._sizes_in_config)
+        sizes = sizes or self._sizes_in_config
+        self._loaders[name] = Loader(load=load, sizes=sizes, check=check)
 
-    def load(self, folder: Path) -> P:
-        """The part of a model that lies in `folder`, or is that file of Wan's own.
+    def load(self, folder: Path, place: PartPlace) -> P:
+        """The part of a model that lies in `folder`, or is that file of Wan's own, to compute at
+        `place`.
 
         Raises:
             UserInputError: no loader is registered for it, it cannot be loaded, or what was loaded
                 has other sizes than every rank was told.
         """
         loader = self._loader(folder)
-        sizes, loaded = loader.sizes(folder), loader.load(folder)
+        sizes, loaded = loader.sizes(folder), loader.load(folder, place)
         for field in fields(sizes):
             got, want = getattr(loaded, field.name, "nothing"), getattr(sizes, field.name)
             if got != want:
@@ -79,13 +91,31 @@ class Registry(Generic[P, S]):
                 )
         return loaded
 
+    def is_small(self, folder: Path) -> bool:
+        """Whether it may be loaded by who only starts ranks; raises as `load` does."""
+        return self._loader(folder).check is None
+
+    def check(self, folder: Path) -> None:
+        """Refuse, without reading weights, what `load` would; a part that is small is loaded.
+
+        Raises:
+            UserInputError: as `load`.
+        """
+        check = self._loader(folder).check
+        if check is None:
+            self.load(folder, HERE)
+        else:
+            self.sizes(folder)
+            check(folder)
+
     def sizes(self, folder: Path) -> S:
         """Its sizes, from its configuration alone; raises as `load` does."""
         return self._loader(folder).sizes(folder)
 
-    def _loader(self, folder: Path) -> Loader[P, S]:
+    def class_of(self, folder: Path) -> str:
+        """The class that `folder` names, or that of a file; raises as `load` does."""
         if folder.is_file():
-            return self._loaders[self._of_file]
+            return self._of_file
         path, raw = _config(folder)
         if (name := _class_name(raw)) is None:
             raise UserInputError(
@@ -98,7 +128,10 @@ class Registry(Generic[P, S]):
                 f"register it with register_{self._part.replace(' ', '_')}, for a command in a "
                 "module that you name with --parts"
             )
-        return self._loaders[name]
+        return str(name)
+
+    def _loader(self, folder: Path) -> Loader[P, S]:
+        return self._loaders[self.class_of(folder)]
 
     def _sizes_in_config(self, folder: Path) -> S:
         """Sizes that stand in `config.json` under their own names."""
@@ -132,11 +165,29 @@ def _class_name(raw: Mapping[str, Any]) -> object:
 
 CODECS = Registry[VideoCodec, CodecSizes]("codec", CodecSizes, of_file=WAN_VAE)
 TEXT_ENCODERS = Registry[TextEncoder, TextSizes]("text encoder", TextSizes, of_file=UMT5)
-CODECS.register(TinyVideoCodec.__name__, TinyVideoCodec.from_pretrained, TinyVideoCodec.sizes)
-CODECS.register(WAN_VAE, load_wan_codec, wan_codec_sizes)
-CODECS.register(TAEHV, load_small_codec, small_codec_sizes)
-TEXT_ENCODERS.register(WordTextEncoder.__name__, WordTextEncoder.from_pretrained)
-TEXT_ENCODERS.register(UMT5, load_umt5, umt5_text_sizes)
+CODECS.register(
+    TinyVideoCodec.__name__,
+    lambda folder, place: TinyVideoCodec.from_pretrained(folder),
+    TinyVideoCodec.sizes,
+    check=None,
+)
+CODECS.register(WAN_VAE, load_wan_codec, wan_codec_sizes, check=check_wan_codec)
+CODECS.register(TAEHV, load_small_codec, small_codec_sizes, check=check_small_codec)
+TEXT_ENCODERS.register(
+    WordTextEncoder.__name__,
+    lambda folder, place: WordTextEncoder.from_pretrained(folder),
+    check=None,
+)
+TEXT_ENCODERS.register(
+    UMT5,
+    lambda folder, place: load_umt5(folder, place=place),
+    umt5_text_sizes,
+    check=check_umt5,
+)
+
+
+def _by_sizes_alone(folder: Path) -> None:
+    """A part of a user's own may be of any size: who only starts ranks does not load it."""
 
 
 def register_codec(
@@ -148,7 +199,8 @@ def register_codec(
 
     Args:
         name: what `vae/config.json` gives as its `_class_name`.
-        load: called with the path of `vae/`, on ranks that decode. It raises `UserInputError` for
+        load: called with the path of `vae/`, on ranks that decode. Where it computes is its own
+            affair. It raises `UserInputError` for
             files that it cannot use.
         sizes: called with the same path, on every rank; it must not load weights. Where not given,
             `vae/config.json` holds each field of `CodecSizes` under its name.
@@ -156,7 +208,7 @@ def register_codec(
     Raises:
         UserInputError: the name is taken.
     """
-    CODECS.register(name, load, sizes)
+    CODECS.register(name, lambda folder, place: load(folder), sizes, check=_by_sizes_alone)
 
 
 def register_text_encoder(
@@ -168,7 +220,8 @@ def register_text_encoder(
 
     Args:
         name: what `text_encoder/config.json` gives as its `_class_name`.
-        load: called with the path of `text_encoder/`, on rank0. It raises `UserInputError` for
+        load: called with the path of `text_encoder/`, on rank0. Where it computes is its own
+            affair. It raises `UserInputError` for
             files that it cannot use.
         sizes: called with the same path, on every rank; it must not load weights. Where not given,
             `text_encoder/config.json` holds `text_len` and `text_dim`.
@@ -176,4 +229,4 @@ def register_text_encoder(
     Raises:
         UserInputError: the name is taken.
     """
-    TEXT_ENCODERS.register(name, load, sizes)
+    TEXT_ENCODERS.register(name, lambda folder, place: load(folder), sizes, check=_by_sizes_alone)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scope_contracts.errors import UserInputError
+from scope_rt.part_place import PartPlace
 from scope_rt.tensor_files.stored_tensor import WHOLE, Shard
 
 
@@ -69,13 +70,12 @@ def fill(
     have: Mapping[str, TensorInFile],
     *,
     where: str,
-    device: torch.device,
-    dtype: torch.dtype,
+    place: PartPlace,
 ) -> None:
     """Give `module`, made on the meta device, the tensors that bear its parameters' names.
 
-    The host holds one tensor beside those that stay. A module that stands at two places has its
-    parameters once.
+    One that is offloaded lies on the CPU. The host holds one tensor beside those that stay. A
+    module that stands at two places has its parameters once.
 
     Raises:
         UserInputError: they do not fit, or cannot be read.
@@ -85,6 +85,7 @@ def fill(
         have,
         where=where,
     )
-    weights = {name: tensor.read().to(device, dtype) for name, tensor in have.items()}
+    device = torch.device("cpu") if place.offload else place.device
+    weights = {name: tensor.read().to(device, place.dtype) for name, tensor in have.items()}
     module.load_state_dict(weights, assign=True, strict=False)  # just checked, in our own words
     module.requires_grad_(False).eval()

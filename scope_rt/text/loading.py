@@ -9,6 +9,7 @@ import torch
 
 from scope_contracts.errors import UserInputError, mismatch
 from scope_rt.optional_packages import need
+from scope_rt.part_place import HERE, PartPlace
 from scope_rt.tensor_files.config_file import read_config
 from scope_rt.tensor_files.fitting import TensorInFile, fill
 from scope_rt.tensor_files.folder import tensors_of_folder
@@ -21,7 +22,6 @@ from scope_rt.text.umt5_config import EMBEDDING, Umt5Sizes, transformers_names
 CLASS_NAME = "UMT5EncoderModel"
 TOKENIZER = "tokenizer.json"
 _STEM = "model"
-_CPU = torch.device("cpu")
 _ALWAYS: Mapping[str, object] = {
     "feed_forward_proj": "gated-gelu",
     "layer_norm_epsilon": 1e-6,
@@ -45,13 +45,22 @@ def umt5_text_sizes(folder: Path) -> TextSizes:
     return TextSizes(text_len=TEXT_LEN, text_dim=width)
 
 
+def check_umt5(path: Path) -> None:
+    """Refuse what `load_umt5` would, by headers, configuration and tokenizer alone.
+
+    Raises:
+        UserInputError: as `load_umt5`.
+    """
+    need("transformers", purpose="Wan's text encoder")
+    _read(path, tokenizer=None, text_dim=None)
+
+
 def load_umt5(
     path: Path,
     tokenizer: Path | None = None,
     *,
     text_dim: int | None = None,
-    device: torch.device = _CPU,
-    dtype: torch.dtype = torch.float32,
+    place: PartPlace = HERE,
 ) -> Umt5TextEncoder:
     """Load `text_encoder/` of a diffusers folder, or Wan's own file (`.pth` or `.safetensors`).
 
@@ -59,12 +68,26 @@ def load_umt5(
         tokenizer: the `tokenizer.json`; where not given, it lies in the folder `tokenizer/` or
             `google/umt5-xxl/` beside `path`, as in the two layouts.
         text_dim: of the transformer, which the encoder must have too; not compared where not given.
-        device, dtype: of the computation; what it gives is float32 on the CPU.
+        place: of the computation; what it gives is float32 on the CPU.
 
     Raises:
         UserInputError: transformers, tokenizers or ftfy is not installed, or a file cannot be used;
             it names the tensor.
     """
+    tensors, sizes, ids = _read(path, tokenizer=tokenizer, text_dim=text_dim)
+    config_class, model_class = _classes()
+    with torch.device("meta"):
+        model = model_class(config_class(**asdict(sizes), **_ALWAYS, dropout_rate=0.0))
+    model.set_input_embeddings(model.shared)  # the embedding stands at two places, and is one
+    where = f"{path}: the weights are not umT5's encoder"
+    fill(model, tensors, where=where, place=place)
+    return Umt5TextEncoder(model, ids, text_dim=sizes.d_model, place=place)
+
+
+def _read(
+    path: Path, *, tokenizer: Path | None, text_dim: int | None
+) -> tuple[Mapping[str, TensorInFile], Umt5Sizes, PromptIds]:
+    """All but the weights' bytes."""
     tensors = transformers_names(_tensors(path))
     sizes = Umt5Sizes.of(path, tensors)
     if text_dim not in (None, sizes.d_model):
@@ -76,13 +99,7 @@ def load_umt5(
         _check_config(path / "config.json", sizes, tensors)
     ids = PromptIds.from_file(tokenizer or _tokenizer_beside(path), num_rows=sizes.vocab_size)
     ids("")  # finds what is not installed before the weights are read
-    config_class, model_class = _classes()
-    with torch.device("meta"):
-        model = model_class(config_class(**asdict(sizes), **_ALWAYS, dropout_rate=0.0))
-    model.set_input_embeddings(model.shared)  # the embedding stands at two places, and is one
-    where = f"{path}: the weights are not umT5's encoder"
-    fill(model, tensors, where=where, device=device, dtype=dtype)
-    return Umt5TextEncoder(model, ids, text_dim=sizes.d_model)
+    return tensors, sizes, ids
 
 
 def _tensors(path: Path) -> Mapping[str, TensorInFile]:

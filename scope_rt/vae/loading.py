@@ -11,11 +11,12 @@ import torch
 
 from scope_contracts.errors import UserInputError, mismatch
 from scope_rt.optional_packages import need
+from scope_rt.part_place import HERE, PartPlace
 from scope_rt.tensor_files.fitting import TensorInFile, fill
 from scope_rt.tensor_files.folder import tensors_of_folder
 from scope_rt.tensor_files.state_dict import SAFETENSORS, TORCH, state_dict_of
 from scope_rt.vae.codec import CodecSizes
-from scope_rt.vae.small import SmallVideoCodec
+from scope_rt.vae.small import SmallAutoencoder, SmallVideoCodec
 from scope_rt.vae.small_layers import layers_of
 from scope_rt.vae.wan import WanVideoCodec
 from scope_rt.vae.wan_config import WanVaeConfig
@@ -25,7 +26,6 @@ CLASS_NAME, SMALL_CLASS_NAME = "AutoencoderKLWan", "TAEHV"
 ORIGINAL_CHANNELS = 16
 """Of the latents of Wan 2.1, whose mean and std no file states."""
 _STEM = "diffusion_pytorch_model"
-_CPU = torch.device("cpu")
 
 
 def wan_codec_sizes(folder: Path) -> CodecSizes:
@@ -40,13 +40,20 @@ def wan_codec_sizes(folder: Path) -> CodecSizes:
     return WanVaeConfig.read(folder / "config.json").sizes
 
 
-def load_wan_codec(
-    path: Path,
-    *,
-    device: torch.device = _CPU,
-    dtype: torch.dtype = torch.float32,
-) -> WanVideoCodec:
-    """Load diffusers' folder (`vae/`) or Wan's original file, to compute on `device` in `dtype`.
+def check_wan_codec(folder: Path) -> None:
+    """Refuse diffusers' folder by its configuration and the headers of its weights; of a file, its
+    sizes tell all that its headers do.
+
+    Raises:
+        UserInputError: a file cannot be used; names the tensor.
+    """
+    need("diffusers", purpose="Wan's VAE")
+    if folder.is_dir():
+        _read_folder(folder)
+
+
+def load_wan_codec(path: Path, place: PartPlace = HERE) -> WanVideoCodec:
+    """Load diffusers' folder (`vae/`) or Wan's original file.
 
     Raises:
         UserInputError: diffusers is not installed, or a file cannot be used; it names the tensor.
@@ -54,7 +61,7 @@ def load_wan_codec(
     config, tensors = _read_folder(path) if path.is_dir() else _read_original(path)
     with torch.device("meta"):
         vae = _autoencoder_class()(**constructor_arguments(config))
-    fill(vae, tensors, where=f"{path}: the weights are not Wan's VAE", device=device, dtype=dtype)
+    fill(vae, tensors, where=f"{path}: the weights are not Wan's VAE", place=place)
     return WanVideoCodec(vae, config)
 
 
@@ -63,15 +70,25 @@ def small_codec_sizes(folder: Path) -> CodecSizes:
     return SmallVideoCodec.sizes
 
 
-def load_small_codec(
-    path: Path, *, device: torch.device = _CPU, dtype: torch.dtype = torch.float32
-) -> SmallVideoCodec:
+def check_small_codec(path: Path) -> None:
+    """Refuse what `load_small_codec` would, by headers alone."""
+    _small_layers(path)
+
+
+def load_small_codec(path: Path, place: PartPlace = HERE) -> SmallVideoCodec:
     """Load TAEHV's file for Wan 2.1 (`taew2_1`, .pth or .safetensors), or the folder where it is
-    the only one, to compute on `device` in `dtype`.
+    the only one.
 
     Raises:
         UserInputError: the file cannot be used; names the tensor.
     """
+    model, tensors = _small_layers(path)
+    fill(model, tensors, where=f"{path}: the weights are not TAEHV's", place=place)
+    return SmallVideoCodec(model)
+
+
+def _small_layers(path: Path) -> tuple[SmallAutoencoder, Mapping[str, TensorInFile]]:
+    """Its layers on the meta device, and the tensors that fit them."""
     if path.is_dir():
         files = [each for each in sorted(path.iterdir()) if each.suffix in (SAFETENSORS, *TORCH)]
         if len(files) != 1:
@@ -81,9 +98,7 @@ def load_small_codec(
         (path,) = files
     tensors = state_dict_of(path)
     with torch.device("meta"):
-        model = layers_of(path, tensors)
-    fill(model, tensors, where=f"{path}: the weights are not TAEHV's", device=device, dtype=dtype)
-    return SmallVideoCodec(model)
+        return layers_of(path, tensors), tensors
 
 
 def _read_folder(folder: Path) -> tuple[WanVaeConfig, Mapping[str, TensorInFile]]:

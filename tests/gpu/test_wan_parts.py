@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from scope_rt.part_place import PartPlace
 from scope_rt.text.loading import load_umt5
 from scope_rt.vae.loading import load_wan_codec
 from tests.real_checkpoints import FASTVIDEO, NEEDS_WAN
@@ -18,7 +19,7 @@ NUM_LATENTS, CONTEXT = 40, 38
 def test_pictures_on_a_device_do_not_depend_on_the_split_and_are_rebuilt_to_the_bit(
     device: torch.device, dtype: torch.dtype
 ) -> None:
-    codec = load_wan_codec(FASTVIDEO / "vae", device=device, dtype=dtype)
+    codec = load_wan_codec(FASTVIDEO / "vae", PartPlace(device=device, dtype=dtype))
     latents = torch.randn(1, NUM_LATENTS, 16, 2, 4, generator=torch.Generator().manual_seed(0))
     whole = codec.streaming_decoder().decode_video(latents)
     pieces = codec.streaming_decoder()
@@ -37,7 +38,7 @@ def test_pictures_on_a_device_do_not_depend_on_the_split_and_are_rebuilt_to_the_
 
 def test_latents_of_pictures_come_from_a_device_to_the_cpu(device: torch.device) -> None:
     pictures = torch.randint(0, 256, (1, 9, 16, 32, 3), dtype=torch.uint8)
-    encoder = load_wan_codec(FASTVIDEO / "vae", device=device).streaming_encoder()
+    encoder = load_wan_codec(FASTVIDEO / "vae", PartPlace(device=device)).streaming_encoder()
     got = torch.cat([encoder.encode(piece) for piece in pictures.split(2, 1)], 1)
     want = load_wan_codec(FASTVIDEO / "vae").streaming_encoder().encode(pictures)
     assert got.shape == want.shape == (1, 3, 16, 2, 4)
@@ -47,7 +48,7 @@ def test_latents_of_pictures_come_from_a_device_to_the_cpu(device: torch.device)
 
 def test_embeddings_come_from_a_device_to_the_cpu(device: torch.device) -> None:
     prompt = ["A small red fox walks slowly through the snow at night."]
-    got = load_umt5(FASTVIDEO / "text_encoder", device=device)(prompt)
+    got = load_umt5(FASTVIDEO / "text_encoder", place=PartPlace(device=device))(prompt)
     want = load_umt5(FASTVIDEO / "text_encoder")(prompt)
     assert got.device.type == "cpu"
     assert (got - want).abs().max() <= ROUNDING

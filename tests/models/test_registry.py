@@ -10,10 +10,14 @@ from torch import Tensor
 
 from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
+from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.models import registry
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.registry import Registry, register_codec, register_text_encoder
 from scope_rt.session import StreamSession
+from scope_rt.stream_setup import StreamSetup
 from scope_rt.text.encoder import TextEncoder, TextSizes
+from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
 from scope_rt.vae.tiny import TinyVideoCodec
 from tests.tiny_folder import write_tiny_folder
@@ -31,7 +35,12 @@ SIZES = {
 def _own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers ends with it."""
     codecs = Registry[VideoCodec, CodecSizes]("codec", CodecSizes)
-    codecs.register("TinyVideoCodec", TinyVideoCodec.from_pretrained, TinyVideoCodec.sizes)
+    codecs.register(
+        "TinyVideoCodec",
+        lambda folder, place: TinyVideoCodec.from_pretrained(folder),
+        TinyVideoCodec.sizes,
+        check=None,
+    )
     texts = Registry[TextEncoder, TextSizes]("text encoder", TextSizes)
     for module in ("registry", "loading"):
         monkeypatch.setattr(f"scope_rt.models.{module}.CODECS", codecs)
@@ -116,6 +125,43 @@ def test_sizes_may_come_from_a_function(folder: Path) -> None:
     register_codec("MyCodec", TinyVideoCodec.from_pretrained, sizes=lambda folder: told)
     assert ModelFolder.open(folder).codec_sizes() == told
     assert ModelFolder.open(folder).codec().temporal_stride == 4
+
+
+def test_who_only_starts_ranks_loads_no_part_of_ones_own(folder: Path) -> None:
+    loaded = list[str]()
+
+    def codec(part: Path) -> TinyVideoCodec:
+        loaded.append(part.name)
+        return TinyVideoCodec.from_pretrained(part)
+
+    def letters(part: Path) -> LettersTextEncoder:
+        loaded.append(part.name)
+        return LettersTextEncoder()
+
+    register_codec("MyCodec", codec)
+    register_text_encoder("Letters", letters)
+    config = StreamConfig.of(folder, plan="pp1")
+    launcher = StreamSetup.of(config, LaunchEnvironment())
+    launcher.check_prompt("anything at all")
+    with pytest.raises(UserInputError, match="want at most"):
+        launcher.check_prompt("x" * 10**6)
+    assert loaded == []
+    for rank, parts in ((0, ["vae", "text_encoder"]), (1, [])):
+        loaded.clear()
+        StreamSetup.of(config, LaunchEnvironment(launched=True, rank=rank, world_size=2))
+        assert loaded == parts, rank
+
+
+def test_who_only_starts_ranks_refuses_prompts_that_a_small_encoder_cannot_read(
+    tmp_path: Path,
+) -> None:
+    folder = write_tiny_folder(tmp_path / "model")
+    registry.TEXT_ENCODERS.register(
+        "WordTextEncoder", lambda part, place: WordTextEncoder.from_pretrained(part), check=None
+    )
+    launcher = StreamSetup.of(StreamConfig.of(folder, plan="pp1"), LaunchEnvironment())
+    with pytest.raises(UserInputError, match="unknown word"):
+        launcher.check_prompt("anything at all")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000])

@@ -74,7 +74,7 @@ def test_a_process_that_is_given_the_same_parts_twice_registers_them_once(
     register_parts("parts_given_twice")
     register_parts("parts_given_twice")
     with pytest.raises(UserInputError, match="'MyCodec' is registered already"):
-        codecs.register("MyCodec", TinyVideoCodec.from_pretrained)
+        registry.register_codec("MyCodec", TinyVideoCodec.from_pretrained)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from scope_contracts.errors import UserInputError
+from scope_rt.part_place import HERE, PartPlace
 from scope_rt.tensor_files.fitting import TensorInFile, fill
 from scope_rt.tensor_files.stored_tensor import WHOLE, Shard
 
@@ -39,7 +40,7 @@ def of_linear(**changes: Tensor | None) -> dict[str, TensorInFile]:
 
 def filled(have: dict[str, TensorInFile], dtype: torch.dtype = torch.float32) -> nn.Linear:
     linear = nn.Linear(3, 2, device="meta")
-    fill(linear, have, where="folder: the weights do not fit", device=CPU, dtype=dtype)
+    fill(linear, have, where="folder: the weights do not fit", place=PartPlace(dtype=dtype))
     return linear
 
 
@@ -73,6 +74,6 @@ def test_a_module_at_two_places_has_its_weights_once() -> None:
     linear = nn.Linear(3, 2, device="meta")
     both = nn.ModuleDict({"first": linear, "second": linear})
     have = {f"first.{name}": tensor for name, tensor in of_linear().items()}
-    fill(both, have, where="folder", device=CPU, dtype=torch.float32)
+    fill(both, have, where="folder", place=HERE)
     assert both["first"].weight is both["second"].weight
     assert torch.equal(linear.weight, have["first.weight"].read())

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scope_contracts.errors import UserInputError
+from scope_rt.part_place import PartPlace
 from scope_rt.text.cleaning import cleaned
-from scope_rt.text.loading import load_umt5, umt5_text_sizes
+from scope_rt.text.loading import check_umt5, load_umt5, umt5_text_sizes
 from scope_rt.text.prompt_ids import TEXT_LEN, PromptIds
 from scope_rt.text.umt5 import Umt5TextEncoder
 from tests.real_checkpoints import (
@@ -135,7 +136,7 @@ def test_a_longer_prompt_is_cut_with_one_warning(
 
 
 def test_it_computes_in_a_dtype_of_its_own(encoder: Umt5TextEncoder) -> None:
-    half = load_umt5(ORIGINAL_TEXT, dtype=torch.bfloat16)
+    half = load_umt5(ORIGINAL_TEXT, place=PartPlace(dtype=torch.bfloat16))
     assert {weight.dtype for weight in half.model.parameters()} == {torch.bfloat16}
     got, want = half([PROMPT]), encoder([PROMPT])
     assert got.dtype is torch.float32
@@ -291,3 +292,35 @@ def test_weights_of_the_folder_are_those_of_its_files() -> None:
     held = dict(encoder.model.named_parameters())
     assert held.keys() == stored.keys()
     assert all(torch.equal(held[name], weight) for name, weight in stored.items())
+
+
+def test_headers_tell_what_a_load_would_refuse(tmp_path: Path) -> None:
+    """Whoever only starts ranks reads no weights."""
+    check_umt5(FASTVIDEO / "text_encoder")
+    folder = shutil.copytree(FASTVIDEO / "text_encoder", tmp_path / "text_encoder")
+    with pytest.raises(UserInputError, match=r"tokenizer\.json"):
+        check_umt5(folder)
+    shutil.copytree(FASTVIDEO / "tokenizer", tmp_path / "tokenizer")
+    check_umt5(folder)
+    cut = next(path for path in folder.iterdir() if path.suffix == ".safetensors")
+    cut.write_bytes(cut.read_bytes()[:-1])
+    with pytest.raises(UserInputError, match=f"cannot read .*{cut.name}"):
+        check_umt5(folder)
+
+
+def test_an_encoder_that_is_offloaded_is_on_its_device_while_it_encodes(
+    encoder: Umt5TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves = list[str]()
+    monkeypatch.setattr(encoder, "_place", PartPlace(offload=True))
+    monkeypatch.setattr(encoder.model, "to", lambda device: moves.append(str(device)))
+    want, forward = encoder([PROMPT]), encoder.model.forward
+
+    def watched(**inputs: Tensor) -> object:
+        moves.append("encodes")
+        return forward(**inputs)
+
+    monkeypatch.setattr(encoder.model, "forward", watched)
+    moves.clear()
+    assert torch.equal(encoder([PROMPT]), want)
+    assert moves == ["cpu", "encodes", "cpu"]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from scope_contracts.errors import UserInputError
 from scope_rt.models.registry import CODECS
+from scope_rt.part_place import HERE
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
 from scope_rt.vae.loading import load_small_codec
 from scope_rt.vae.small import MemoryBlock, MergeFrames, SmallVideoCodec, SplitFrames
@@ -143,13 +144,13 @@ def test_it_keeps_what_its_sizes_promise_and_forgets_at_a_reset(codec: SmallVide
 def test_a_folder_with_the_file_and_its_class_is_a_codec(tmp_path: Path) -> None:
     save_file(file_of(), tmp_path / "taew2_1.safetensors")
     (tmp_path / "config.json").write_text('{"_class_name": "TAEHV"}')
-    codec = CODECS.load(tmp_path)
+    codec = CODECS.load(tmp_path, HERE)
     assert isinstance(codec, SmallVideoCodec)
     torch.save(file_of(), tmp_path / "second.pth")
     with pytest.raises(
         UserInputError, match=r"got 'second.pth, taew2_1.safetensors', want taew2_1"
     ):
-        CODECS.load(tmp_path)
+        CODECS.load(tmp_path, HERE)
 
 
 def with_weights(**changes: Tensor | None) -> Callable[[], dict[str, Tensor]]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scope_contracts.errors import UserInputError
+from scope_rt.part_place import PartPlace
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
 from scope_rt.vae.codec import num_frames
 from scope_rt.vae.loading import constructor_arguments, load_wan_codec, wan_codec_sizes
@@ -173,7 +174,7 @@ def test_frames_and_anchors_are_what_the_sizes_promise(codec: WanVideoCodec) -> 
 
 
 def test_it_computes_in_a_dtype_of_its_own(codec: WanVideoCodec) -> None:
-    half = load_wan_codec(FASTVIDEO / "vae", dtype=torch.bfloat16)
+    half = load_wan_codec(FASTVIDEO / "vae", PartPlace(dtype=torch.bfloat16))
     assert {weight.dtype for weight in half.vae.parameters()} == {torch.bfloat16}
     want = codec.streaming_decoder().decode_video(latents(2))
     got = half.streaming_decoder().decode_video(latents(2))

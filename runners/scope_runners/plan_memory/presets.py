@@ -143,7 +143,7 @@ def _video_folder(name: str) -> VideoModel:
         control=ControlSize(
             text_encoder=num_weights_in(folder.path / "text_encoder"),
             autoencoder=autoencoder,
-            codec=_TINY_CODEC if isinstance(folder.codec(), TinyVideoCodec) else of_wan,
+            codec=_TINY_CODEC if folder.has_codec(TinyVideoCodec.__name__) else of_wan,
         ),
     )
 

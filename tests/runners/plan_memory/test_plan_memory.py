@@ -299,7 +299,7 @@ def test_the_decoder_of_a_folder_with_wans_own_autoencoder_is_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is known by its number of weights; nothing is known of any other codec."""
-    monkeypatch.setattr(ModelFolder, "codec", object)
+    monkeypatch.setattr(ModelFolder, "has_codec", lambda self, name: False)
     workspace = "decode workspace"
     assert planned("--model tiny", capsys)[workspace] == 0
     monkeypatch.setattr(presets, "num_weights_in", lambda folder: 126_892_531)
