@@ -8,6 +8,7 @@ from scope_rt.record.reader import read_history
 from scope_rt.record.snapshot import look
 
 
+@pytest.mark.lab
 def test_json_holds_a_ratio_for_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench_stream.main(["--rounds", "2", "--chunks", "2", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

@@ -1,9 +1,11 @@
 """Prints what a rank of four holds at most while it loads a large transformer; not a test itself.
 
-`python -m tests.models.peak_of_loading FOLDER DTYPE`, FOLDER with `model/` and `model/big/`.
+`python -m tests.models.peak_of_loading FOLDER DTYPE ...`, FOLDER with `model/` and `model/big/`: a
+line for each DTYPE, which has a process of its own.
 """
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +40,14 @@ def main(folder: Path, dtype: torch.dtype) -> None:
     Fingerprint(model)
     shard_bytes = sum(weight.nbytes for weight in model.parameters())
     peak_bytes = status_bytes("VmHWM") - before
-    print(json.dumps({"shard_bytes": shard_bytes, "peak_bytes": peak_bytes}))  # noqa: T201
+    print(json.dumps({"shard_bytes": shard_bytes, "peak_bytes": peak_bytes}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), getattr(torch, sys.argv[2]))
+    for name in sys.argv[2:]:
+        pid = os.fork()
+        if pid == 0:
+            main(Path(sys.argv[1]), getattr(torch, name))
+            os._exit(0)
+        if os.waitpid(pid, 0)[1]:
+            sys.exit(1)

@@ -129,20 +129,20 @@ def test_a_rank_holds_at_most_1_3_times_its_shard(tmp_path: Path) -> None:
     if not Path("/proc/self/status").is_file():
         pytest.skip("the peak of a process is read from Linux's /proc")
     write_sparse_transformer(write_tiny_folder(tmp_path / "model") / "big")
-    for dtype in ("float16", "float32"):
-        command = [sys.executable, "-m", "tests.models.peak_of_loading", str(tmp_path), dtype]
-        said = subprocess.run(
-            command,
-            # Blocks as large as a real model's weights leave the process when they are freed.
-            env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**20)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=100,
-            cwd=ROOT,
-        )
-        assert said.returncode == 0, said.stderr
-        seen = json.loads(said.stdout)
+    dtypes = ("float16", "float32")
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.models.peak_of_loading", str(tmp_path), *dtypes],
+        # Blocks as large as a real model's weights leave the process when they are freed.
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**20)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        cwd=ROOT,
+    )
+    assert said.returncode == 0, said.stderr
+    for dtype, line in zip(dtypes, said.stdout.splitlines(), strict=True):
+        seen = json.loads(line)
         assert seen["shard_bytes"] > 100e6
         assert seen["peak_bytes"] <= 1.3 * seen["shard_bytes"], (dtype, seen)
 

@@ -114,6 +114,7 @@ def test_trials_share_no_colour_and_shorter_runs_are_the_start_of_longer_ones() 
     assert [t.num_chunks for t in quick] == [SHORT_CHUNKS] * 2
 
 
+@pytest.mark.lab
 def test_a_watched_stream_changes_where_the_trial_says(tmp_path: Path) -> None:
     trial = replace(evaluate.draw_trials(1, num_long=0, changes=True)[0], steady_chunks=2)
     stream, samples = evaluate.watch("tiny", trial)
