@@ -14,6 +14,8 @@ CHECKPOINTS = Path(os.environ.get("SCOPE_TEST_CHECKPOINTS", Path(__file__).paren
 """Another folder of the same form is tested with the variable; see the README in ours."""
 SELF_FORCING = CHECKPOINTS / "self-forcing"
 FASTVIDEO = CHECKPOINTS / "fastvideo-diffusers"
+LONGLIVE = CHECKPOINTS / "longlive"
+KREA = CHECKPOINTS / "krea-14b"
 ORIGINAL_VAE = SELF_FORCING / "wan_models/Wan2.1-T2V-1.3B/Wan2.1_VAE.pth"
 ORIGINAL_TEXT = ORIGINAL_VAE.with_name("models_t5_umt5-xxl-enc-bf16.pth")
 ORIGINAL_TOKENIZER = ORIGINAL_VAE.parent / "google/umt5-xxl/tokenizer.json"
@@ -53,7 +55,7 @@ class Recording:
         return self.part("vae", "Wan2.1_VAE.pth")
 
     def text_encoder(self) -> Path:
-        return self.part("text_encoder", "models_t5_umt5-xxl-enc-bf16.pth")
+        return self.part("text_encoder", "models_t5_umt5-xxl-enc-bf16.*")
 
     def prompts(self) -> list[str]:
         """In the order of the tensors' rows."""

@@ -109,8 +109,8 @@ def _check_schedule(envelope: PPEnvelope) -> None:
         want = f"num_denoise_steps = {num_steps}"
         raise _refusal("denoising_step_list", got=f"{len(steps)} steps", want=want)
     falling = all(later < earlier for earlier, later in pairwise(steps))
-    if not falling or steps[-1] <= 0 or steps[0] > MAX_TIMESTEP:
-        want = f"strictly falling timesteps in (0, {MAX_TIMESTEP:g}]"
+    if not falling or steps[-1] < 0 or steps[0] > MAX_TIMESTEP:
+        want = f"strictly falling timesteps in [0, {MAX_TIMESTEP:g}]"
         raise _refusal("denoising_step_list", got=steps, want=want)
     calls = num_steps + envelope.clean_pass + envelope.do_kv_recompute
     if envelope.expected_generator_calls != calls:

@@ -23,6 +23,7 @@ from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.planner import StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.models.recipe_choices import TransitionWeights
 
 Planned = tuple[str, object, object]
 """What was planned: its name, the value, and what it must be."""
@@ -41,13 +42,22 @@ class _Way:
     spec: TransitionSpec
     step: int
 
+    weights: TransitionWeights
+
     @property
     def share(self) -> float:
-        return self.step / self.spec.num_chunks
+        """Of the way from source to target, in this chunk."""
+        if self.weights is TransitionWeights.OFF_SOURCE:
+            return self.step / self.spec.num_chunks
+        return (self.step - 1) / max(1, self.spec.num_chunks - 1)
+
+    @property
+    def is_over(self) -> bool:
+        return self.step == self.spec.num_chunks
 
     def bias(self, rest: float) -> float:
         """Farthest from rest in the middle, where the logarithm is that of the floor."""
-        away = (1 - math.cos(2 * math.pi * self.share)) / 2
+        away = (1 - math.cos(2 * math.pi * self.step / self.spec.num_chunks)) / 2
         return float(rest * (self.spec.bias_floor / rest) ** away)
 
     def distance(self, embeds: Tensor) -> tuple[float, float]:
@@ -70,17 +80,23 @@ class Asked:
     way: _Way | None
     is_first: bool
     """Whether no chunk was planned in this process."""
+    weights: TransitionWeights
 
     @classmethod
     def at(cls, position: Position) -> "Asked":
         """Where this process begins; what it resumed is taken as it is."""
         text, under_way, way = position.text, position.transition, None
+        weights = position.planner.settings.recipe.transition_weights
         if text is not None and under_way is not None:
             target = Conditioning(text.prompt, under_way.target)
             way = _Way(
-                source=under_way.source, target=target, spec=under_way.spec, step=under_way.step
+                source=under_way.source,
+                target=target,
+                spec=under_way.spec,
+                step=under_way.step,
+                weights=weights,
             )
-        return cls(text=text, way=way, is_first=True)
+        return cls(text=text, way=way, is_first=True, weights=weights)
 
     def after(self, directive: Directive, *, is_cut: bool) -> "Asked":
         """What is in effect at the chunk that takes `directive`."""
@@ -88,16 +104,17 @@ class Asked:
         if directive.conditioning is not None:
             posted, spec, way = directive.conditioning, directive.transition, None
             if spec is not None and text is not None and not is_cut:
-                way = _Way(source=text.embeds, target=posted, spec=spec, step=0)
+                source, weights = text.embeds, self.weights
+                way = _Way(source=source, target=posted, spec=spec, step=0, weights=weights)
             else:
                 text = posted
         elif is_cut and way is not None:
             text, way = way.target, None
         if way is not None:
             way = replace(way, step=way.step + 1)
-            text = way.target if way.step == way.spec.num_chunks else text
-        is_under_way = way is not None and way.step < way.spec.num_chunks
-        return Asked(text=text, way=way if is_under_way else None, is_first=False)
+            text = way.target if way.is_over else text
+        is_under_way = way is not None and not way.is_over
+        return replace(self, text=text, way=way if is_under_way else None, is_first=False)
 
 
 class PlanCheck:
@@ -106,7 +123,10 @@ class PlanCheck:
     def __init__(self, position: Position, checks: Checks) -> None:
         settings = position.planner.settings
         self._checks, self._rest = checks, settings.kv_cache_attention_bias
-        self._stated = _stated(settings)
+        self._stated = {
+            is_first: _stated(settings, is_first=is_first) for is_first in (False, True)
+        }
+        """By whether a chunk is an epoch's first."""
         self._asked = Asked.at(position)
 
     def verify(self, directive: Directive, envelope: PPEnvelope, following: Position) -> Asked:
@@ -141,9 +161,9 @@ class PlanCheck:
         *,
         cuts: bool,
     ) -> Iterator[Planned]:
-        stated = _stated_in(envelope)
-        if stated != self._stated:
-            yield from zip(_STATED, stated, self._stated, strict=True)
+        stated, as_asked = _stated_in(envelope), self._stated[cuts]
+        if stated != as_asked:
+            yield from zip(_STATED, stated, as_asked, strict=True)
         yield "init_cache", envelope.init_cache, cuts
         yield "reset_kv_cache", envelope.reset_kv_cache, cuts
         if directive.recompute and not cuts:
@@ -168,11 +188,12 @@ _STATED = ("base_seed", "height", "width", "denoising_step_list", "clean_pass")
 _stated_in = attrgetter(*_STATED)
 
 
-def _stated(settings: StreamSettings) -> tuple[object, ...]:
+def _stated(settings: StreamSettings, *, is_first: bool) -> tuple[object, ...]:
     """What all envelopes of a stream have alike, as it is at its start."""
     recipe = settings.recipe
     sizes = (settings.height, settings.width)
-    return (settings.base_seed, *sizes, recipe.timesteps, recipe.clean_pass)
+    steps = recipe.first_chunk_timesteps if is_first else recipe.timesteps
+    return (settings.base_seed, *sizes, steps, recipe.clean_pass)
 
 
 def _turned(

@@ -71,7 +71,7 @@ class Planner:
         rebuild = self.recomputes(hard_cut=hard_cut, asked=recompute)
         epoch = self.cache_epoch + cut
         start_frame = 0 if cut else self.next_start_frame
-        timesteps = recipe.timesteps
+        timesteps = recipe.first_chunk_timesteps if cut else recipe.timesteps
         envelope = PPEnvelope(
             plan_id=settings.plan_id,
             call_id=self.next_call_id,

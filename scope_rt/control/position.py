@@ -35,7 +35,11 @@ class Position:
             raise OrderError("the first chunk needs a prompt; post one first")
         new_text, bias = directive.conditioning is not None, None
         if transition is not None:
-            step = transition.next(resting_bias=self.planner.settings.kv_cache_attention_bias)
+            settings = self.planner.settings
+            step = transition.next(
+                resting_bias=settings.kv_cache_attention_bias,
+                weights=settings.recipe.transition_weights,
+            )
             text = Conditioning(text.prompt, step.embeds)
             new_text, bias, transition = True, step.kv_cache_attention_bias, step.following
         envelope, planner = self.planner.next(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import PreflightError, UserInputError, mismatch
+from scope_rt.models.recipe_choices import TransitionWeights
 
 MIN_SINE = 1e-4
 """Below this sine of the angle between two token vectors no great circle is taken: nearly parallel
@@ -96,15 +97,23 @@ class Transition:
             fix = "a transition that is over is None"
             raise PreflightError(mismatch("transition step", got=self.step, want=want, fix=fix))
 
-    def next(self, *, resting_bias: float) -> TransitionStep:
-        """Conditioning and bias of the next chunk; chunk k of N has gone k/N of the way."""
+    def next(
+        self,
+        *,
+        resting_bias: float,
+        weights: TransitionWeights = TransitionWeights.OFF_SOURCE,
+    ) -> TransitionStep:
+        """Conditioning and bias of the next chunk; `weights` say how far it has gone."""
         step, num_chunks = self.step + 1, self.spec.num_chunks
         if step == num_chunks:
             return TransitionStep(
                 embeds=self.target, kv_cache_attention_bias=resting_bias, following=None
             )
+        weight = step / num_chunks
+        if weights is TransitionWeights.FROM_SOURCE:
+            weight = (step - 1) / (num_chunks - 1)
         return TransitionStep(
-            embeds=interpolate(self.source, self.target, step / num_chunks, self.spec.method),
+            embeds=interpolate(self.source, self.target, weight, self.spec.method),
             kv_cache_attention_bias=bias_at(step, self.spec, resting_bias),
             following=replace(self, step=step),
         )

@@ -29,7 +29,7 @@ from scope_rt.integrity.reduced_sums import ReducedSums, reduced_sums_of
 from scope_rt.integrity.shown_rows import ShownRows
 from scope_rt.integrity.token_sums import TokenSums, token_sums
 from scope_rt.integrity.tolerance import Rounding
-from scope_rt.models.causal_wan import Block
+from scope_rt.models.causal_wan import Block, TextKV
 from scope_rt.models.generator import ChunkGenerator
 
 _MOST_KEPT_BYTES = 8 << 20
@@ -209,7 +209,7 @@ class ArithmeticCheck:
             return
         assert self._weights is not None
         kept, self._kept, self._num_kept_bytes = self._kept, [], 0
-        made, text = self._generator.modulations, self._generator.text
+        made, text = self._generator.modulations, self._text_of(kept[0])
         sums = token_sums(kept, self._weights, made, text)
         for record in kept:
             record.forget()
@@ -222,10 +222,11 @@ class ArithmeticCheck:
         device."""
         assert self._weights is not None
         self._sum_up()
-        made, text = self._generator.modulations, self._generator.text
+        made = self._generator.modulations
         for _, each in groupby(self._waiting, key=lambda waiting: _alike(waiting[0][0])):
             found, sums = zip(*each, strict=True)
             records = [record for some in found for record in some]
+            text = self._text_of(records[0])
             seen = BlockSums(self._weights, records, sums, made, text)
             stages = list(BlockAudit(seen, self._rounding).stages())
             got, want, bound = (
@@ -239,6 +240,11 @@ class ArithmeticCheck:
             for record in records:
                 record.attended = None
         self._waiting, self._num_waiting_bytes = [], 0
+
+    def _text_of(self, record: BlockRecord) -> Sequence[TextKV]:
+        """Under which its call must run."""
+        is_recompute = record.plan.block_frames > 0
+        return self._generator.text_of_recompute if is_recompute else self._generator.text
 
     def _rows(self) -> ShownRows:
         assert self._weights is not None
@@ -283,7 +289,7 @@ class ArithmeticCheck:
             where = self._where(record.audit)
             self._checks.cached_rows(where, "rows that attention saw changed", changed, 0, 0)
         layer = record.audit.layer
-        text = self._generator.text[layer]
+        text = self._text_of(record)[layer]
         modulation = self._generator.modulations[record.plan.timestep].layers[layer]
         inputs = [
             ("modulation", record.modulation, modulation),

@@ -219,7 +219,7 @@ class EdgeCheck:
         inputs = {steps.start: self._tensors[LATENTS_IN]}
         if steps.start:
             inputs[0] = self._tensors[CONTEXT_FRAMES_OVERRIDE]
-        modulations, text = self._generator.modulations, self._generator.text
+        modulations = self._generator.modulations
         for index, (call, timestep) in enumerate(zip(self._calls, timesteps, strict=True)):
             if index in inputs:
                 self._hold.same(index, "input", call.x, inputs[index].to(call.x.device))
@@ -228,6 +228,8 @@ class EdgeCheck:
                 name = f"modulation of timestep {timestep:g}"
                 self._hold.same(index, f"{name}, layers", call.modulation.layers, made.layers)
                 self._hold.same(index, f"{name}, head", call.modulation.head, made.head)
+            is_recompute = index < steps.start
+            text = self._generator.text_of_recompute if is_recompute else self._generator.text
             if call.text is not text:
                 self._check_text(index, call.text, text)
 

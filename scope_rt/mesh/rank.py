@@ -306,6 +306,7 @@ class Rank:
             schedule=setup.recipe.schedule,
             backend=setup.backend,
             noise=setup.noise,
+            recompute_text=setup.recipe.recompute_text,
             observe=setup.observe_call,
             feedback=self._feedback,
             derived=TensorDigests() if self._verifies else NoDigests(),

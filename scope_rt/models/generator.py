@@ -26,6 +26,7 @@ from scope_rt.kv_cache.frame_cache import FrameCache, WriteWindow
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
+from scope_rt.models.recipe_choices import RecomputeText
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
 from scope_rt.tensor_digests import TensorDigests
@@ -104,6 +105,7 @@ class ChunkGenerator:
     noise: NoiseSource
     observe: CallObserver = ignore_calls
     feedback: Feedback = own_latents
+    recompute_text: RecomputeText = RecomputeText.CURRENT
     _origin_frame: int = 0
     """The latent frame of the epoch that sits at the cache's position 0."""
     text_digest: str = ""
@@ -111,6 +113,7 @@ class ChunkGenerator:
     derived: TensorDigests = field(default_factory=TensorDigests)
     """Of what was computed once and is used for many chunks, as it was when it was made."""
     _text: Sequence[TextKV] = ()
+    _text_of_recompute: Sequence[TextKV] = ()
     _modulations: dict[float, Modulation] = field(default_factory=dict)
     _drawn: list[Tensor] = field(default_factory=list)
     last_input: Tensor | None = None
@@ -125,6 +128,11 @@ class ChunkGenerator:
     def text(self) -> Sequence[TextKV]:
         """Every layer's text K/V in effect."""
         return self._text
+
+    @property
+    def text_of_recompute(self) -> Sequence[TextKV]:
+        """The same under which the last recompute ran."""
+        return self._text_of_recompute
 
     @property
     def modulations(self) -> Mapping[float, Modulation]:
@@ -152,22 +160,15 @@ class ChunkGenerator:
         if envelope.reset_kv_cache:
             self.cache.reset()
             self._origin_frame = 0
-        if envelope.reset_crossattn_cache:
-            embeds = tensors[CONDITIONING_EMBEDS]
-            self._text = self.model.text_kv(self._on_device(embeds)[:, None])
-            self.text_digest = digest_of(embeds)
-            for layer in range(len(self._text)):
-                self._note_text(layer)
-        elif CONDITIONING_EMBEDS in tensors:
-            self._check_text(envelope, digest_of(tensors[CONDITIONING_EMBEDS]))
-        if not self._text:
-            raise OrderError(f"chunk {envelope.chunk_index}: no conditioning_embeds so far")
+        # Ranks that were started again know no other text than the one that comes now.
+        is_before = self.recompute_text is RecomputeText.PREVIOUS and bool(self._text)
+        if is_before:
+            self._rebuild(envelope, tensors, enter_call)
+        self._take_text(envelope, tensors)
+        if not is_before:
+            self._rebuild(envelope, tensors, enter_call)
         x = self._on_device(tensors[LATENTS_IN])
         num_frames, grid = x.shape[1], (x.shape[3] // 2, x.shape[4] // 2)
-        if envelope.do_kv_recompute:
-            context = self._on_device(tensors[CONTEXT_FRAMES_OVERRIDE])
-            self._recompute(context, num_frames, enter_call)
-            self._origin_frame = envelope.current_start_frame - context.shape[1]
         start = envelope.current_start_frame - self._origin_frame
         window = self.cache.window(start_frame=start, num_frames=num_frames)
         rope = self._rope(range(start, start + num_frames), grid)
@@ -188,6 +189,30 @@ class ChunkGenerator:
             self._call(past, 0.0, rope, plain, enter_call, start)
         self.cache.advance(window)
         return x0
+
+    def _take_text(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
+        """Make every layer's text K/V where a new text comes."""
+        if envelope.reset_crossattn_cache:
+            embeds = tensors[CONDITIONING_EMBEDS]
+            self._text = self.model.text_kv(self._on_device(embeds)[:, None])
+            self.text_digest = digest_of(embeds)
+            for layer in range(len(self._text)):
+                self._note_text(layer)
+        elif CONDITIONING_EMBEDS in tensors:
+            self._check_text(envelope, digest_of(tensors[CONDITIONING_EMBEDS]))
+        if not self._text:
+            raise OrderError(f"chunk {envelope.chunk_index}: no conditioning_embeds so far")
+
+    def _rebuild(
+        self, envelope: PPEnvelope, tensors: Mapping[str, Tensor], enter_call: Callable[[], None]
+    ) -> None:
+        """The recompute that an envelope asks for, under the text in effect."""
+        if not envelope.do_kv_recompute:
+            return
+        context = self._on_device(tensors[CONTEXT_FRAMES_OVERRIDE])
+        self._text_of_recompute = self._text
+        self._recompute(context, tensors[LATENTS_IN].shape[1], enter_call)
+        self._origin_frame = envelope.current_start_frame - context.shape[1]
 
     def _check_text(self, envelope: PPEnvelope, digest: str) -> None:
         """In bring-up mode text comes with every chunk; without its bit it must be what is held."""

@@ -55,7 +55,7 @@ SCALARS = [
     ("steady", {"num_denoise_steps": 0}, "num_denoise_steps: got 0"),
     ("steady", {"denoising_step_list": (9.0, 9.0, 8.0, 7.0)}, "strictly falling"),
     ("steady", {"denoising_step_list": (1001.0, 9.0, 8.0, 7.0)}, "strictly falling"),
-    ("steady", {"denoising_step_list": (9.0, 8.0, 7.0, 0.0)}, "strictly falling"),
+    ("steady", {"denoising_step_list": (9.0, 8.0, 7.0, -1.0)}, "strictly falling"),
     ("steady", {"expected_generator_calls": 4}, "expected_generator_calls: got 4, want 5"),
     ("steady", {"clean_pass": False}, "expected_generator_calls: got 5, want 4"),
     ("recompute", {"clean_pass": True}, "expected_generator_calls: got 5, want 6"),

@@ -7,7 +7,7 @@ import pytest
 from scope_contracts.envelope import PlanId
 from scope_lab import parity
 from scope_lab.rollouts.command import compare
-from tests.real_checkpoints import FASTVIDEO, SELF_FORCING
+from tests.real_checkpoints import FASTVIDEO, KREA, SELF_FORCING, Recording, of_each_recording
 
 for needed in ("diffusers", "ftfy", "tokenizers", "transformers", "yaml"):
     pytest.importorskip(needed)
@@ -20,6 +20,11 @@ def test_a_window_that_rolls_and_its_sink_are_computed_as_recorded(folder: Path)
     report = compare(folder, "window")
     assert report.passed, report
     assert report.latents_max_abs_diff > 0, "another implementation rounds otherwise"
+
+
+def test_a_cache_that_is_recomputed_before_each_chunk_is_as_recorded() -> None:
+    report = compare(KREA, "context6")
+    assert report.passed, report
 
 
 def test_a_stream_with_another_window_differs(
@@ -45,16 +50,10 @@ def test_a_recording_that_is_not_there_is_named(capsys: pytest.CaptureFixture[st
 @pytest.mark.lab
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("plan", "tp"), PLANS)
-@pytest.mark.parametrize(
-    ("folder", "rollout"),
-    [
-        pytest.param(path.parent, path.name.partition(".")[0], id=f"{path.parent.name}-{path.stem}")
-        for folder in (SELF_FORCING, FASTVIDEO)
-        for path in sorted(folder.glob("*.rollout.safetensors"))
-    ],
-)
+@of_each_recording
 def test_every_recording_is_computed_in_every_plan(
-    folder: Path, rollout: str, plan: PlanId, tp: int
+    recording: Recording, plan: PlanId, tp: int
 ) -> None:
-    report = compare(folder, rollout, plan=plan, tp=tp)
+    rollout = recording.path.name.partition(".")[0]
+    report = compare(recording.folder, rollout, plan=plan, tp=tp)
     assert report.passed, report

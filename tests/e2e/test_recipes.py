@@ -1,0 +1,67 @@
+"""What a recipe chooses is what a stream does, and what its integrity checks expect."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scope_rt.config import StreamConfig
+from scope_rt.control.chunk import Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
+from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe_choices import RecomputeText, TransitionWeights
+from scope_rt.session import StreamSession
+from tests.tiny_folder import KREA_RECIPE, RECIPE, write_tiny_folder
+
+FIRST, SECOND = "red circle", "blue square"
+AT = 2
+"""The chunk of the second prompt."""
+
+
+def chunks(
+    folder: Path, recipe: Recipe, *events: ScheduledEvent, num_chunks: int = 5, **settings: Any
+) -> Sequence[Chunk]:
+    """Streamed with every check there is: none may object to what the recipe asks for."""
+    path = folder / str(len(list(folder.iterdir())))
+    write_tiny_folder(path, recipe)
+    with StreamSession(StreamConfig.of(path, seed=3, integrity="strict", **settings)) as session:
+        return list(session.stream(FIRST, num_chunks=num_chunks, schedule=events))
+
+
+def are_same(got: Sequence[Chunk], want: Sequence[Chunk]) -> list[bool]:
+    return [torch.equal(a.latents, b.latents) for a, b in zip(got, want, strict=True)]
+
+
+def test_an_epoch_s_first_chunk_has_steps_of_its_own(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, first_chunk_steps=(1000.0, 750.0, 500.0, 250.0))
+    cut = ScheduledEvent(chunk_index=2, hard_cut=True)
+    got = chunks(tmp_path, recipe, cut, num_chunks=4)
+    assert [chunk.generator_calls for chunk in got] == [5, 3, 5, 3]
+
+
+def test_a_last_step_without_noise_is_a_step(tmp_path: Path) -> None:
+    got = chunks(tmp_path, replace(KREA_RECIPE, denoising_steps=(1000.0, 500.0, 0.0)))
+    assert [chunk.generator_calls for chunk in got] == [3, 4, 4, 4, 4]
+
+
+def test_a_recompute_runs_under_the_text_that_the_recipe_says(tmp_path: Path) -> None:
+    change = ScheduledEvent(chunk_index=AT, prompt=SECOND)
+    current = chunks(tmp_path, KREA_RECIPE, change)
+    recipe = replace(KREA_RECIPE, recompute_text=RecomputeText.PREVIOUS)
+    previous = chunks(tmp_path, recipe, change)
+    assert are_same(previous, current) == [True, True, False, False, False]
+    assert all(are_same(chunks(tmp_path, recipe), chunks(tmp_path, KREA_RECIPE)))
+
+
+def test_a_transition_from_its_source_shows_it_once_more(tmp_path: Path) -> None:
+    softly = TransitionSpec(num_chunks=2, method=Interpolation.LERP, bias_floor=1.0)
+    change = ScheduledEvent(chunk_index=AT, prompt=SECOND, transition=softly)
+    recipe = replace(RECIPE, transition_weights=TransitionWeights.FROM_SOURCE)
+    got, unchanged = chunks(tmp_path, recipe, change), chunks(tmp_path, RECIPE)
+    assert are_same(got, unchanged) == [True, True, True, False, False]
+    late = ScheduledEvent(chunk_index=AT + 1, prompt=SECOND)
+    assert all(are_same(got, chunks(tmp_path, RECIPE, late)))
+    assert are_same(chunks(tmp_path, RECIPE, change), unchanged)[AT] is False
