@@ -183,13 +183,16 @@ class StreamLog:
 
     def when_written(self, call: Callable[[int], None]) -> None:
         """Call `call` with `offset` once all that was appended is written, and return after it: one
-        wait for both, as the thread that writes calls it. Not where the log has failed by then.
+        wait for both, as the thread that writes calls it. Not where the log has failed by then, nor
+        once it is closed.
 
         Blocks for at most `STALL_TIMEOUT_S`. Raises `DamageError` as `offset`, what `call` raises,
         and `StallError` where that gets no answer from its disk; the log ends then, too.
         """
         if self._check is not None:
             self._check.raise_damage()
+        if self._file is None:
+            return  # the thread has ended, and would never answer
         self.write_soon()
         called = self._disk.submit(self._call_at_end, call)
         try:

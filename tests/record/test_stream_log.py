@@ -370,3 +370,14 @@ def test_what_was_appended_is_in_the_file_once_its_offset_is_known(tmp_path: Pat
     log.append(planned(200))
     log.append(Closed(at_s=0.0))  # says what became of the stream, so it is written at once
     assert kinds(path)[-1] is Closed
+
+
+def test_a_log_that_was_closed_is_no_disk_that_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_log, "STALL_TIMEOUT_S", 0.5)
+    log, saved = StreamLog(tmp_path / "log"), list[int]()
+    log.append(opened())
+    log.close()
+    log.when_written(saved.append)
+    assert (log.failure, saved) == (None, [])
