@@ -9,7 +9,6 @@ are not audited run as if there were no audit.
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +22,14 @@ from scope_rt.integrity.audit_plan import Audit, CallPlan, CallTurns, audits_in_
 from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.block_sums import BlockSums
 from scope_rt.integrity.call_weights import BlockWeights
-from scope_rt.integrity.oracle import BlockAudit, Stage
+from scope_rt.integrity.judgement import Held, judge, text_of
+from scope_rt.integrity.oracle import BlockAudit
 from scope_rt.integrity.recorder import BlockRecorder
-from scope_rt.integrity.reduced_sums import ReducedSums, reduced_sums_of
+from scope_rt.integrity.reduced_sums import reduced_sums_of
 from scope_rt.integrity.shown_rows import ShownRows
 from scope_rt.integrity.token_sums import TokenSums, token_sums
 from scope_rt.integrity.tolerance import Rounding
-from scope_rt.models.causal_wan import Block, TextKV
+from scope_rt.models.causal_wan import Block
 from scope_rt.models.generator import ChunkGenerator
 
 _MOST_KEPT_BYTES = 8 << 20
@@ -38,16 +38,6 @@ caches hold. Those of a block that has more are summed when it ends."""
 _MOST_WAITING_BYTES = 64 << 20
 """That blocks may leave until they are looked at together: a query leaves as many numbers as the
 text has tokens, in every head."""
-
-
-class _Held(NamedTuple):
-    """What some records came to; on their device until the chunk ends."""
-
-    records: Sequence[BlockRecord]
-    stages: list[Stage]
-    is_right: Tensor
-    past_rows_changed: Tensor
-    sums: list[ReducedSums]
 
 
 class ArithmeticCheck:
@@ -86,7 +76,7 @@ class ArithmeticCheck:
         self._num_waiting_bytes = 0
         self._fault = ""
         """Of the first block that did not compute what every block does."""
-        self._held: list[_Held] = []
+        self._held: list[Held] = []
         self._sums: tuple[ReducedSum, ...] = ()
         self._blocks: list[Block] = []
         self._weights: BlockWeights | None = None
@@ -144,7 +134,7 @@ class ArithmeticCheck:
         if fault:
             raise IntegrityError(fault)
         for each in held:
-            self._judge(each)
+            judge(each, self._generator, self._checks, self._where)
         rows = self._rows()
         rows.check_past(recorder.first_shown.values(), self._where)
         for each in held:
@@ -209,7 +199,7 @@ class ArithmeticCheck:
             return
         assert self._weights is not None
         kept, self._kept, self._num_kept_bytes = self._kept, [], 0
-        made, text = self._generator.modulations, self._text_of(kept[0])
+        made, text = self._generator.modulations, text_of(self._generator, kept[0])
         sums = token_sums(kept, self._weights, made, text)
         for record in kept:
             record.forget()
@@ -226,7 +216,7 @@ class ArithmeticCheck:
         for _, each in groupby(self._waiting, key=lambda waiting: _alike(waiting[0][0])):
             found, sums = zip(*each, strict=True)
             records = [record for some in found for record in some]
-            text = self._text_of(records[0])
+            text = text_of(self._generator, records[0])
             seen = BlockSums(self._weights, records, sums, made, text)
             stages = list(BlockAudit(seen, self._rounding).stages())
             got, want, bound = (
@@ -236,15 +226,10 @@ class ArithmeticCheck:
             is_right = ((got - want).abs_() <= bound).all()
             changed = self._rows().changed(records)
             reduced = reduced_sums_of(seen, self._rounding, self._generator.model.group.size)
-            self._held.append(_Held(records, stages, is_right, changed, reduced))
+            self._held.append(Held(records, stages, is_right, changed, reduced))
             for record in records:
                 record.attended = None
         self._waiting, self._num_waiting_bytes = [], 0
-
-    def _text_of(self, record: BlockRecord) -> Sequence[TextKV]:
-        """Under which its call must run."""
-        is_recompute = record.plan.block_frames > 0
-        return self._generator.text_of_recompute if is_recompute else self._generator.text
 
     def _rows(self) -> ShownRows:
         assert self._weights is not None
@@ -254,66 +239,6 @@ class ArithmeticCheck:
         where = f"chunk {self._chunk}, rank {self._rank}, call {audit.call}, layer {audit.layer}"
         token = audit.token if token is None else token
         return where if token is None else f"{where}, token {token}"
-
-    def _judge(self, held: _Held) -> None:
-        """The first stage of the first call and layer that is off is where the fault is: a NaN that
-        a block gave equals nothing in the next one."""
-        stages = () if bool(held.is_right) else held.stages
-        for number, record in enumerate(held.records):
-            self._check_inputs(record)
-            for stage in stages:
-                self._check_stage(record, stage, number)
-
-    def _check_stage(self, record: BlockRecord, stage: Stage, number: int) -> None:
-        got, want = stage.got[number], stage.want[number]
-        excess = (got - want).abs() - stage.bound.expand_as(stage.got)[number]
-        if bool((excess <= 0).all()):
-            return
-        column, token = divmod(int(excess.argmax()), excess.shape[-1])
-        check = self._checks.linear_sums if stage.is_linear else self._checks.arithmetic
-        where_token = token % record.plan.num_tokens if record.audit.token is None else None
-        check(
-            Deviation(
-                where=self._where(record.audit, where_token),
-                stage=stage.name,
-                got=float(got[column, token]),
-                want=float(want[column, token]),
-                bound=float(stage.bound.expand_as(stage.got)[number, column, token]),
-            )
-        )
-
-    def _check_inputs(self, record: BlockRecord) -> None:
-        """A block gets what the one before gave, and what was made for its layer and call."""
-        changed = sum(map(bool, record.differ))
-        if changed:
-            where = self._where(record.audit)
-            self._checks.cached_rows(where, "rows that attention saw changed", changed, 0, 0)
-        layer = record.audit.layer
-        text = self._text_of(record)[layer]
-        modulation = self._generator.modulations[record.plan.timestep].layers[layer]
-        inputs = [
-            ("modulation", record.modulation, modulation),
-            ("text keys", record.text.k, text.k),
-            ("text values", record.text.v, text.v),
-        ]
-        if record.not_before is not None:
-            inputs.append(("block input", *record.not_before))
-        for name, got, want in inputs:
-            if got.data_ptr() == want.data_ptr() and got.shape == want.shape:
-                continue
-            off = (got.double() - want.double()).abs() if got.shape == want.shape else None
-            if off is not None and bool((off == 0).all()):
-                continue
-            at = 0 if off is None else int(off.argmax())
-            self._checks.arithmetic(
-                Deviation(
-                    where=self._where(record.audit),
-                    stage=name,
-                    got=float(got.flatten()[at]),
-                    want=float(want.flatten()[at]),
-                    bound=0.0,
-                )
-            )
 
 
 def _follows(audit: Audit, before: Audit) -> bool:
