@@ -9,7 +9,7 @@ from pathlib import Path
 from scope_contracts.log_records import Durable, Finished
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import entries_again
-from scope_runners.summary import ChunkRecord
+from scope_runners.chunk_record import ChunkRecord
 
 
 def earlier_chunks(log: Path, progress: StreamProgress) -> Iterator[ChunkRecord]:

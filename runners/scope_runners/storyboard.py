@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError
 from scope_rt.video.contact_sheet import write_contact_sheet
+from scope_runners.chunk_record import ChunkRecord
 from scope_runners.job import Timeline
-from scope_runners.summary import ChunkRecord
 
 _SPREAD = 24
 _MOST_CHANGES = 24

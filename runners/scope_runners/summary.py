@@ -7,21 +7,17 @@ from enum import StrEnum
 from pathlib import Path
 
 from scope_contracts.cache_spec import KVCacheSpec
-from scope_contracts.log_records import Finished
 from scope_contracts.retraction import Retraction
 from scope_rt import output_file
-from scope_rt.control.chunk import Chunk
-from scope_rt.control.log_entries import finished_record
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.file_digest import FileDigest
 from scope_rt.version import __version__
+from scope_runners.chunk_record import GENERATE, ChunkRecord
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.timings import StageSummary, StageTimings
 from scope_runners.verify import sealed
 from scope_runners.wording import counted, retracted_chunks
 
-GENERATE, ENCODE = "generate", "encode"
-STAGES = ("plan", GENERATE, "wait", "decode", ENCODE, "digest")
 _MEBIBYTE = 2**20
 _WRITTEN_ONCE = ("contact_sheet", "trace")
 """Files beside the video and its summary; a recording has checksums of its own."""
@@ -33,55 +29,6 @@ class Ending(StrEnum):
     COMPLETE = "complete"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRecord:
-    """One emitted chunk: `frames` counts them, `stage_ms` is what each stage took."""
-
-    chunk_index: int
-    cache_epoch: int
-    prompt: str
-    latents_sha256: str
-    frames: int
-    generator_calls: int
-    recomputed: bool
-    kv_cache_attention_bias: float
-    stage_ms: Mapping[str, float]
-    is_suspect: bool = False
-    """It was retracted, and none was made in its place."""
-
-    @classmethod
-    def of(cls, chunk: Chunk) -> "ChunkRecord":
-        """A chunk of this process."""
-        return cls.logged(finished_record(chunk, with_latents=False))
-
-    @classmethod
-    def logged(cls, finished: Finished) -> "ChunkRecord":
-        """A chunk as its stream's log has it."""
-        return cls(
-            chunk_index=finished.chunk_index,
-            cache_epoch=finished.cache_epoch,
-            prompt=finished.prompt,
-            latents_sha256=finished.latents_sha256,
-            frames=finished.num_frames,
-            generator_calls=finished.observed_generator_calls,
-            recomputed=finished.recomputed,
-            kv_cache_attention_bias=finished.kv_cache_attention_bias,
-            stage_ms=dict(finished.stage_ms),
-        )
-
-    def judged(self, retractions: Sequence[Retraction]) -> "ChunkRecord":
-        """The same chunk, after what was retracted."""
-        covered = any(each.covers(self.chunk_index, self.cache_epoch) for each in retractions)
-        return replace(self, is_suspect=covered)
-
-    def encoded(self, encode_ms: float) -> "ChunkRecord":
-        """The same chunk, with what writing it took; its stages in their order. One that a resume
-        decoded again has not all of them."""
-        stage_ms = {**self.stage_ms, ENCODE: encode_ms}
-        ordered = {stage: stage_ms[stage] for stage in STAGES if stage in stage_ms}
-        return replace(self, stage_ms=ordered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

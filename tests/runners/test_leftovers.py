@@ -12,9 +12,9 @@ from scope_rt.record import reader
 from scope_rt.record.reader import read_history
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.writer import VideoWriter
+from scope_runners.chunk_record import STAGES
 from scope_runners.job import OutputFiles
 from scope_runners.main import main
-from scope_runners.summary import STAGES
 from tests.runners.streams import (
     PP1,
     SHORT,

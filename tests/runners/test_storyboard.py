@@ -8,9 +8,9 @@ from scope_contracts.errors import RecordingError
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.video.writer import VideoWriter
 from scope_runners import storyboard
+from scope_runners.chunk_record import ChunkRecord
 from scope_runners.job import Timeline
 from scope_runners.storyboard import Scene, scenes, write_storyboard
-from scope_runners.summary import ChunkRecord
 
 SIDE = 64
 

@@ -12,8 +12,8 @@ from scope_rt.faults import FaultPoint
 from scope_rt.record.stream_log import StreamLog
 from scope_runners.break_it import stream
 from scope_runners.break_it.faults import Fault
+from scope_runners.chunk_record import STAGES
 from scope_runners.main import main
-from scope_runners.summary import STAGES
 from tests.runners.streams import (
     PP1,
     SHORT,
