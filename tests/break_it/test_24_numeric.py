@@ -33,8 +33,8 @@ def test_strict_shows_no_chunk_of_a_numeric_fault(broken: Broken, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "stage"),
     [
-        ("head", "chunk 29, rank {}, call 0: head, number"),
-        ("start-noise", "chunk 32, rank {}: latents_in, number"),
+        pytest.param("head", "chunk 29, rank {}, call 0: head, number", marks=pytest.mark.lab),
+        pytest.param("start-noise", "chunk 32, rank {}: latents_in, number", marks=pytest.mark.lab),
         ("text-made", "chunk 3, rank {}: text values of layer 0, number"),
     ],
 )

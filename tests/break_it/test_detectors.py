@@ -68,6 +68,7 @@ def test_without_the_scalar_digest_another_bias_on_one_rank_drifts(suite: Suite)
     assert result.what_happened.startswith("5 of 8 chunks")
 
 
+@pytest.mark.lab
 def test_without_the_heartbeat_a_stopped_rank_hangs_its_group(suite: Suite) -> None:
     result = suite.trial(Trial(disarmed=(Detector.HEARTBEAT,), case="stop/follower"))
     assert (result.outcome, result.shows_it) == (Outcome.HANG, True)
