@@ -66,8 +66,9 @@ def test_a_second_signal_leaves_a_stream_that_can_be_resumed(
 
 
 @pytest.mark.usefixtures("heeded")
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("is_launched", [False, True])
+@pytest.mark.parametrize(
+    ("signum", "is_launched"), [(signal.SIGTERM, False), (signal.SIGHUP, True)]
+)
 def test_a_signal_that_is_no_ctrl_c_leaves_the_video_so_far_and_a_stream_that_can_be_resumed(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
