@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.models.config import CausalWanConfig
+from scope_rt.models.precision import WideLayerNorm, WideLinear, wide
 from scope_rt.models.rope import rotate
 
 
@@ -35,7 +36,8 @@ class SelfAttention(Protocol):
 class Modulation:
     """Scales, shifts and gates of one noise level: constant over a chunk, so computed once.
 
-    `layers` is `[num_layers, 6, B, F or 1, 1, C]`, `head` is `[2, B, F or 1, 1, C]`.
+    `layers` is `[num_layers, 6, B, F or 1, 1, C]`, `head` is `[2, B, F or 1, 1, C]`; float32 at
+    least, whatever the model's dtype.
     """
 
     layers: Tensor
@@ -74,11 +76,13 @@ def norm_over_heads(
     config: CausalWanConfig,
     group: Collectives,
 ) -> list[Tensor]:
-    """Normalise several projections with one all-reduce of their sums of squares."""
+    """Normalise several projections with one all-reduce of their sums of squares; rounded once, to
+    the dtype that they came in."""
     squares = torch.stack([x.float().pow(2).sum(-1, keepdim=True) for x in tensors])
     scale = torch.rsqrt(group.all_reduce_sum(squares) / config.dim + config.eps)
     return [
-        (x * s.to(x.dtype)) * norm.weight for x, s, norm in zip(tensors, scale, norms, strict=True)
+        (wide(x) * s * wide(norm.weight)).to(x.dtype)
+        for x, s, norm in zip(tensors, scale, norms, strict=True)
     ]
 
 
@@ -134,19 +138,18 @@ class Block(nn.Module):
         self.attn1 = Attention(config, group.size)
         self.attn2 = Attention(config, group.size)
         self.ffn = FeedForward(config, group.size)
-        self.norm2 = nn.LayerNorm(config.dim, config.eps)
+        self.norm2 = WideLayerNorm(config.dim, config.eps)
         self.scale_shift_table = _modulation_table(6, config.dim)
 
     def forward(
         self, x_BFSC: Tensor, mod: Tensor, rope: Tensor, text: TextKV, attend: SelfAttention
     ) -> Tensor:
         shift1, scale1, gate1, shift2, scale2, gate2 = mod
-        h = plain_norm(x_BFSC, self.config.eps) * (1 + scale1) + shift1
-        x_BFSC = x_BFSC + self.self_attention(h, rope, attend) * gate1
+        h = modulated(x_BFSC, shift1, scale1, self.config.eps)
+        x_BFSC = gated(x_BFSC, self.self_attention(h, rope, attend), gate1)
         x_BFSC = x_BFSC + self.cross_attention(self.norm2(x_BFSC), text)
-        h = plain_norm(x_BFSC, self.config.eps) * (1 + scale2) + shift2
-        out: Tensor = x_BFSC + self.ffn(h, self.group) * gate2
-        return out
+        h = modulated(x_BFSC, shift2, scale2, self.config.eps)
+        return gated(x_BFSC, self.ffn(h, self.group), gate2)
 
     def self_attention(self, h_BFSC: Tensor, rope: Tensor, attend: SelfAttention) -> Tensor:
         a, x = self.attn1, h_BFSC.flatten(1, 2)
@@ -177,22 +180,29 @@ class Block(nn.Module):
         return rearrange(x_BTC, "b t (h d) -> b t h d", d=self.config.attention_head_dim)
 
 
-def plain_norm(x: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=eps)
+def modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """`x`, normalised, scaled and shifted; rounded once."""
+    normed = F.layer_norm(wide(x), x.shape[-1:], eps=eps)
+    return (normed * (1 + scale) + shift).to(x.dtype)
+
+
+def gated(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
+    """The residual with what a branch adds to it; rounded once."""
+    return (wide(x) + wide(branch) * gate).to(x.dtype)
 
 
 class TwoLayer(nn.Module):
-    def __init__(self, in_dim: int, dim: int) -> None:
+    def __init__(self, in_dim: int, dim: int, *, kind: type[nn.Linear] = nn.Linear) -> None:
         super().__init__()
-        self.linear_1 = nn.Linear(in_dim, dim)
-        self.linear_2 = nn.Linear(dim, dim)
+        self.linear_1 = kind(in_dim, dim)
+        self.linear_2 = kind(dim, dim)
 
 
 class ConditionEmbedder(nn.Module):
     def __init__(self, config: CausalWanConfig) -> None:
         super().__init__()
-        self.time_embedder = TwoLayer(config.freq_dim, config.dim)
-        self.time_proj = nn.Linear(config.dim, 6 * config.dim)
+        self.time_embedder = TwoLayer(config.freq_dim, config.dim, kind=WideLinear)
+        self.time_proj = WideLinear(config.dim, 6 * config.dim)
         self.text_embedder = TwoLayer(config.text_dim, config.dim)
 
     def time(self, sinusoid: Tensor) -> Tensor:
@@ -234,11 +244,12 @@ class CausalWanModel(nn.Module):
     def modulation(self, timesteps_BF: Tensor) -> Modulation:
         """All layers' modulation for `timesteps_BF` in 0..1000; F may be 1 (all frames alike)."""
         embedder = self.condition_embedder
-        e = embedder.time(time_sinusoid(timesteps_BF, self.config.freq_dim, self.dtype))
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        e = embedder.time(time_sinusoid(timesteps_BF, self.config.freq_dim, dtype))
         e6 = rearrange(embedder.time_proj(F.silu(e)), "b f (n c) -> n b f 1 c", n=6)
         tables = torch.stack([block.scale_shift_table[0] for block in self.blocks])  # type: ignore[index]
-        layers = rearrange(tables, "l n c -> l n 1 1 1 c") + e6
-        head = rearrange(self.scale_shift_table[0], "n c -> n 1 1 1 c") + e[:, :, None]
+        layers = rearrange(wide(tables), "l n c -> l n 1 1 1 c") + e6
+        head = rearrange(wide(self.scale_shift_table[0]), "n c -> n 1 1 1 c") + e[:, :, None]
         return Modulation(layers, head)
 
     def text_kv(self, text_BGLE: Tensor) -> list[TextKV]:
@@ -264,7 +275,7 @@ class CausalWanModel(nn.Module):
         for block, mod, kv in zip(self.blocks, modulation.layers, text, strict=True):
             x = block(x, mod, rope, kv, attend)
         shift, scale = modulation.head
-        x = self.proj_out(plain_norm(x, self.config.eps) * (1 + scale) + shift)
+        x = self.proj_out(modulated(x, shift, scale, self.config.eps))
         flow: Tensor = rearrange(
             x, "b f (h w) (p q c) -> b f c (h p) (w q)", h=height // 2, w=width // 2, p=2, q=2
         )

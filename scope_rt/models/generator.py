@@ -26,6 +26,7 @@ from scope_rt.kv_cache.frame_cache import FrameCache, WriteWindow
 from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
+from scope_rt.models.precision import wide
 from scope_rt.models.recipe_choices import RecomputeText
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
@@ -167,7 +168,7 @@ class ChunkGenerator:
         self._take_text(envelope, tensors)
         if not is_before:
             self._rebuild(envelope, tensors, enter_call)
-        x = self._on_device(tensors[LATENTS_IN])
+        x = wide(self._on_device(tensors[LATENTS_IN]))
         num_frames, grid = x.shape[1], (x.shape[3] // 2, x.shape[4] // 2)
         start = envelope.current_start_frame - self._origin_frame
         window = self.cache.window(start_frame=start, num_frames=num_frames)
@@ -182,6 +183,8 @@ class ChunkGenerator:
             if index + 1 < len(steps):
                 sigma = self.schedule.sigma(steps[index + 1])
                 x = (1 - sigma) * x0 + sigma * self._renoise(envelope, index + 1, x0)
+        # What is fed back is what others are given: a replay feeds back what was recorded.
+        x0 = x0.to(tensors[LATENTS_IN].dtype)
         if envelope.clean_pass:
             plain = self._attention(window, num_frames, 1.0)
             plain.is_last = True
