@@ -55,6 +55,8 @@ class Lifecycle:
 
     plan_id: PlanId
     frames_per_block: int
+    recaches: bool = False
+    """Whether a recompute on ranks that hold a cache makes it again where it lies."""
     state: CacheState = CacheState.RESET
     call_id: int = -1
     chunk_index: int = -1
@@ -68,12 +70,18 @@ class Lifecycle:
 
     @classmethod
     def resumed(
-        cls, *, plan_id: PlanId, frames_per_block: int, position: StreamPosition
+        cls,
+        *,
+        plan_id: PlanId,
+        frames_per_block: int,
+        position: StreamPosition,
+        recaches: bool = False,
     ) -> "Lifecycle":
         """Where ranks stand that were started again: they know the ids, and hold no cache."""
         return cls(
             plan_id=plan_id,
             frames_per_block=frames_per_block,
+            recaches=recaches,
             call_id=position.call_id,
             chunk_index=position.chunk_index,
             cache_epoch=position.cache_epoch,
@@ -104,7 +112,7 @@ class Lifecycle:
             chunk_index=envelope.chunk_index,
             cache_epoch=envelope.cache_epoch,
             next_start_frame=envelope.current_start_frame,
-            cache_end_frame=_rebased(envelope, self.cache_end_frame),
+            cache_end_frame=self._rebased(envelope),
             call_budget=envelope.expected_generator_calls,
             holds_cache=True,
         )
@@ -129,6 +137,16 @@ class Lifecycle:
             cache_end_frame=self.cache_end_frame + self.frames_per_block,
             call_budget=None,
         )
+
+    def _rebased(self, envelope: PPEnvelope) -> int:
+        """The cache's end when the chunk begins: a recompute leaves it at the length of its
+        context, unless it makes in place what is held."""
+        if envelope.reset_kv_cache:
+            return 0
+        if not envelope.do_kv_recompute or (self.recaches and self.holds_cache):
+            return self.cache_end_frame
+        contexts = [spec for spec in envelope.tensors if spec.name == CONTEXT_FRAMES_OVERRIDE]
+        return contexts[0].shape[1] if contexts and len(contexts[0].shape) > 1 else 0
 
     def _check_order(self, envelope: PPEnvelope) -> None:
         where = f"call {envelope.call_id}"
@@ -187,16 +205,6 @@ class Lifecycle:
         if envelope.current_start_frame != start:
             field = f"chunk {chunk}: current_start_frame"
             raise StartFrameError(mismatch(field, got=envelope.current_start_frame, want=start))
-
-
-def _rebased(envelope: PPEnvelope, cache_end_frame: int) -> int:
-    """The cache's end when the chunk begins: a recompute leaves it at the length of its context."""
-    if envelope.reset_kv_cache:
-        return 0
-    if not envelope.do_kv_recompute:
-        return cache_end_frame
-    contexts = [spec for spec in envelope.tensors if spec.name == CONTEXT_FRAMES_OVERRIDE]
-    return contexts[0].shape[1] if contexts and len(contexts[0].shape) > 1 else 0
 
 
 def _state_of(envelope: PPEnvelope) -> CacheState:

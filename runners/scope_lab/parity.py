@@ -150,8 +150,8 @@ def drive(recording: Recording, mesh: MeshPort, plan_id: PlanId) -> Rollout:
     consumed: list[Tensor] = []
 
     class Watched(ContextMemory):
-        def context(self) -> Tensor:
-            consumed.append(super().context())
+        def context(self, *, holds_cache: bool = False) -> Tensor:
+            consumed.append(super().context(holds_cache=holds_cache))
             return consumed[-1]
 
     stages = Stages(

@@ -39,7 +39,9 @@ class ContextMemory:
         first_latent_frames: int,
         temporal_stride: int,
     ) -> None:
-        self._num_recent = recipe.context_frames - recipe.sink_frames
+        self._num_rebuilt = recipe.context_frames - recipe.sink_frames
+        """Latest frames of a context that has sinks beside them."""
+        self._num_recent = recipe.context_frames if recipe.recaches else self._num_rebuilt
         self._num_sinks = recipe.sink_frames
         self._anchored = not recipe.clean_pass and anchor is RecomputeAnchor.DECODED
         self._encode_anchor = encode_anchor
@@ -88,28 +90,43 @@ class ContextMemory:
             self._frames = frames[:, first:]
             self._frame_crc32s = (*self._frame_crc32s, *_crc32s(frames_BTHWC))[first:]
 
-    def context(self) -> Tensor:
+    def context(self, *, holds_cache: bool = False) -> Tensor:
         """`context_frames_override` of the next chunk, `[B, n, C, H/8, W/8]`; the oldest first.
+
+        Args:
+            holds_cache: whether ranks hold what a model that re-caches makes again in place.
 
         Raises:
             OrderError: the epoch has no chunk yet.
         """
         if self._num_frames == 0:
             raise OrderError("recompute: got no finished chunk in this epoch, want at least one")
+        if self._recipe.recaches and holds_cache:
+            return self._recent
         if self._recipe.clean_pass:
-            first_recent = self._num_frames - self._recent.shape[1]
-            return torch.cat([self._sinks[:, :first_recent], self._recent], dim=1)
+            sinks, recent = self._rebuilt()
+            return torch.cat([self._sinks[:, sinks], self._recent[:, recent]], dim=1)
         if not self._needs_anchor:
             return self._recent  # its oldest latent is the epoch's own first, or R0 was asked for
         return torch.cat([self._anchor(), self._recent[:, 1:]], dim=1)
 
-    def evidence(self, sent_BFCHW: Tensor) -> Iterator[tuple[str, str, str]]:
+    def _rebuilt(self) -> tuple[slice, slice]:
+        """What a rebuilt cache is given of the sinks, and of the latest frames."""
+        num_recent = min(self._num_rebuilt, self._recent.shape[1])
+        num_sinks = max(0, self._num_frames - num_recent)
+        return slice(0, num_sinks), slice(self._recent.shape[1] - num_recent, None)
+
+    def evidence(
+        self, sent_BFCHW: Tensor, *, holds_cache: bool = False
+    ) -> Iterator[tuple[str, str, str]]:
         """What proves that `sent_BFCHW` is `context()`: what is compared, its digest now, and the
         one it had when it came in. An anchor is encoded again."""
         now = _digests(sent_BFCHW)
-        if self._recipe.clean_pass:
-            first_recent = self._num_frames - self._recent.shape[1]
-            noted = (*self._sink_digests[:first_recent], *self._recent_digests)
+        if self._recipe.recaches and holds_cache:
+            noted = self._recent_digests
+        elif self._recipe.clean_pass:
+            sinks, recent = self._rebuilt()
+            noted = (*self._sink_digests[sinks], *self._recent_digests[recent])
         elif self._needs_anchor:
             num = self._anchor_frames
             crc32s = map(str, _crc32s(self._frames[:, :num]))

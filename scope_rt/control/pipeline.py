@@ -77,6 +77,7 @@ class Pipeline:
         self._lifecycle = Lifecycle.resumed(
             plan_id=planner.settings.plan_id,
             frames_per_block=planner.settings.recipe.frames_per_block,
+            recaches=planner.settings.recipe.recaches,
             position=planner.position,
         )
         self._plan_check = None
@@ -240,7 +241,9 @@ class Pipeline:
                 ("embeddings to be sent", sha256_of(sent), sha256_of(text.embeds.to(sent.dtype))),
             ]
         if CONTEXT_FRAMES_OVERRIDE in tensors:
-            evidence += self._stages.context.evidence(tensors[CONTEXT_FRAMES_OVERRIDE])
+            sent = tensors[CONTEXT_FRAMES_OVERRIDE]
+            holds_cache = self.position.planner.holds_cache
+            evidence += self._stages.context.evidence(sent, holds_cache=holds_cache)
         with suspect_from(chunk):
             for what, now, noted in evidence:
                 checks.kept(f"chunk {chunk}", what, now=now, noted=noted)
@@ -286,7 +289,9 @@ class Pipeline:
             assert text is not None
             tensors[CONDITIONING_EMBEDS] = text.embeds.to(dtype)
         if envelope.do_kv_recompute:
-            tensors[CONTEXT_FRAMES_OVERRIDE] = self._stages.context.context().to(dtype)
+            holds_cache = self.position.planner.holds_cache
+            context = self._stages.context.context(holds_cache=holds_cache)
+            tensors[CONTEXT_FRAMES_OVERRIDE] = context.to(dtype)
         return replace(envelope, tensors=specs_of(tensors)), tensors
 
     def _collect(self, sent: InFlight) -> tuple[PPResult, Tensor, str]:

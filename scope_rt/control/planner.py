@@ -51,12 +51,13 @@ class Planner:
             next_start_frame=self.next_start_frame,
         )
 
-    def recomputes(self, *, hard_cut: bool, asked: bool) -> bool:
+    def recomputes(self, *, hard_cut: bool, asked: bool, new_text: bool) -> bool:
         """Whether the next chunk would rebuild the cache, and so needs all chunks before it."""
         if self._cuts(hard_cut):
             return False
         due = self.chunks_in_epoch % self.settings.recompute_every == 0
-        return asked or due or not self.holds_cache
+        recached = new_text and self.settings.recipe.recaches
+        return asked or due or recached or not self.holds_cache
 
     def next(
         self, *, hard_cut: bool, new_text: bool, recompute: bool = False, bias: float | None = None
@@ -68,7 +69,7 @@ class Planner:
         """
         settings, recipe = self.settings, self.settings.recipe
         cut = self._cuts(hard_cut)
-        rebuild = self.recomputes(hard_cut=hard_cut, asked=recompute)
+        rebuild = self.recomputes(hard_cut=hard_cut, asked=recompute, new_text=new_text)
         epoch = self.cache_epoch + cut
         start_frame = 0 if cut else self.next_start_frame
         timesteps = recipe.first_chunk_timesteps if cut else recipe.timesteps

@@ -22,7 +22,11 @@ class Position:
 
     def rebuilds_next(self, directive: Directive) -> bool:
         """Whether the next chunk needs the context of all chunks before it."""
-        return self.planner.recomputes(hard_cut=directive.hard_cut, asked=directive.recompute)
+        return self.planner.recomputes(
+            hard_cut=directive.hard_cut,
+            asked=directive.recompute,
+            new_text=directive.conditioning is not None or self.transition is not None,
+        )
 
     def next(self, directive: Directive) -> "tuple[PPEnvelope, Position]":
         """The envelope of the next chunk, without tensors, and the position after it.

@@ -106,7 +106,7 @@ class ArithmeticCheck:
         num_layers, num_calls = len(self._blocks), len(self._calls)
         if self._level is IntegrityLevel.STRICT:
             return whole_audits(num_layers, num_calls)
-        first = int(self._calls[0].block_frames > 0)
+        first = int(self._calls[0].is_recompute)
         visit = self._chunk // self._every // (num_calls - first)
         audits: list[Audit] = []
         for call in self._turns.due(self._chunk, num_calls=num_calls, has_recompute=bool(first)):

@@ -26,6 +26,7 @@ class CallPlan:
     """Added to the scores of past frames."""
     block_frames: int = 0
     """Frames that see each other in a recompute; 0 where all keys are visible to all."""
+    is_recompute: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -44,17 +45,23 @@ def calls_of(
     grid: tuple[int, int],
     num_frames: int,
     num_context: int,
+    in_place: bool = False,
 ) -> list[CallPlan]:
     """The calls of a chunk of `num_frames` of `grid` tokens, in order.
 
     `origin_frame` is the frame of the epoch at position 0, `num_context` the frames that a
-    recompute sees, 0 where there is none.
+    recompute sees, 0 where there is none; `in_place` are those before the chunk, which see all.
     """
     rows, columns = grid
     first = envelope.current_start_frame - origin_frame
     log_bias = math.log(envelope.kv_cache_attention_bias)
     call = partial(CallPlan, rows=rows, columns=columns)  # a `replace` takes four times as long
-    rebuilt = call(first_frame=0, num_frames=num_context, block_frames=num_frames)
+    rebuilt = call(
+        first_frame=first - num_context if in_place else 0,
+        num_frames=num_context,
+        block_frames=0 if in_place else num_frames,
+        is_recompute=True,
+    )
     steps = [
         call(first_frame=first, num_frames=num_frames, timestep=timestep, log_bias=log_bias)
         for timestep in envelope.denoising_step_list
@@ -66,21 +73,26 @@ def calls_of(
 class CallPlanner:
     """Follows a stream's envelopes, each of which says what calls it needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, recaches: bool = False) -> None:
+        self._recaches = recaches
         self._origin_frame = 0
         """The epoch's frame at position 0 of the cache."""
+        self._holds_cache = False
 
     def skip(self, envelope: PPEnvelope) -> None:
         """Nobody asks for the calls of this chunk, the next one, which rebuilds nothing."""
         if envelope.reset_kv_cache:
             self._origin_frame = 0
+        self._holds_cache = True
 
     def calls(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> list[CallPlan]:
         """Of this chunk, which must be the next one."""
         latents, num_context = tensors[LATENTS_IN], 0
+        in_place = self._recaches and self._holds_cache
         self.skip(envelope)
         if envelope.do_kv_recompute:
             num_context = tensors[CONTEXT_FRAMES_OVERRIDE].shape[1]
+        if envelope.do_kv_recompute and not in_place:
             self._origin_frame = envelope.current_start_frame - num_context
         return calls_of(
             envelope,
@@ -88,6 +100,7 @@ class CallPlanner:
             grid=(latents.shape[3] // 2, latents.shape[4] // 2),
             num_frames=latents.shape[1],
             num_context=num_context,
+            in_place=in_place,
         )
 
 

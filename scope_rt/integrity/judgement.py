@@ -101,5 +101,4 @@ def _check_inputs(
 
 def text_of(generator: ChunkGenerator, record: BlockRecord) -> Sequence[TextKV]:
     """Under which its call must run."""
-    is_recompute = record.plan.block_frames > 0
-    return generator.text_of_recompute if is_recompute else generator.text
+    return generator.text_of_recompute if record.plan.is_recompute else generator.text

@@ -59,7 +59,7 @@ class Verifier:
         )
         self._made = MadeState(generator, rank=rank, checks=checks)
         self._edges = EdgeCheck(generator, rank=rank, checks=checks, every=self._every)
-        self._planner = CallPlanner()
+        self._planner = CallPlanner(recaches=generator.recaches)
         self._canary = Canary(generator, every=ROTATIONS * within)
         self._ran_canary = False
         self._canary_from = self._canary_chunk = 0

@@ -45,10 +45,13 @@ class WriteWindow:
     log_weights: tuple[float, ...] = ()
     """Added to the scores of each frame slot's keys; empty where all weigh the same."""
 
+    num_passing: int = 0
+    """Tokens at the beginning of the chunk that attend, and are not kept."""
+
     @property
     def num_tokens(self) -> int:
         """Tokens of the chunk."""
-        return sum(segment.num_tokens for segment in self.segments)
+        return self.num_passing + sum(segment.num_tokens for segment in self.segments)
 
 
 class FrameCache(Protocol):
@@ -93,6 +96,17 @@ class FrameCache(Protocol):
         Raises:
             CacheError: the chunk does not follow the last one, does not fit, or the window names
             another frame than lies in a slot.
+        """
+        ...
+
+    def window_in_place(self, *, start_frame: int, num_frames: int) -> WriteWindow:
+        """Plan to make the newest frames again, where they lie.
+
+        Those that the cache holds no more attend, and are not kept; sinks stay as they are unless
+        the frames begin with them.
+
+        Raises:
+            CacheError: the frames do not end where the cache does.
         """
         ...
 

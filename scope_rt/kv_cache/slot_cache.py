@@ -7,6 +7,7 @@ copy of the chunk is kept. A chunk that a layer wrote no row of never becomes pa
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -144,7 +145,28 @@ class SlotCache:
                 f"chunk starts at frame {start_frame}, cache ends at token "
                 f"{self.indices.global_end_index} of {self.spec.frame_tokens} a frame"
             )
-        window = self.policy.plan(start_frame=start_frame, num_frames=num_frames)
+        return self._opened(
+            self.policy.plan(start_frame=start_frame, num_frames=num_frames), start_frame
+        )
+
+    def window_in_place(self, *, start_frame: int, num_frames: int) -> WriteWindow:
+        tokens, end_frame = self.spec.frame_tokens, start_frame + num_frames
+        if start_frame < 0 or end_frame * tokens != self.indices.global_end_index:
+            raise CacheError(
+                f"frames {start_frame} to {end_frame - 1} are to be made again, cache ends at "
+                f"token {self.indices.global_end_index} of {tokens} a frame"
+            )
+        num_kept = min(num_frames, self.spec.window_frames) if start_frame else num_frames
+        plan = self.policy.plan(start_frame=end_frame - num_kept, num_frames=num_kept)
+        num_passing = (num_frames - num_kept) * tokens
+        segments = tuple(
+            replace(segment, source=segment.source + num_passing) for segment in plan.segments
+        )
+        window = replace(plan, segments=segments, num_passing=num_passing)
+        return self._opened(window, start_frame)
+
+    def _opened(self, window: WriteWindow, start_frame: int) -> WriteWindow:
+        """Take room for a chunk from `start_frame` on, and expect its rows."""
         coming = self._coming(window, start_frame)
         self._check_view(window, coming)
         self.storage.open(slice(0, window.indices.local_end_index))
@@ -247,10 +269,11 @@ class SlotCache:
     def advance(self, window: WriteWindow) -> None:
         self._spans.opened()
         self._spans.check_written(range(self.spec.num_layers))
-        num_before, spec = len(self.frames_kept), self.spec
+        num_before, before, spec = len(self.frames_kept), self.indices, self.spec
         self.policy.advance(window)
         self.indices = window.indices
-        num_evicted = num_before + window.num_tokens // spec.frame_tokens - len(self.frames_kept)
+        num_new = (window.indices.global_end_index - before.global_end_index) // spec.frame_tokens
+        num_evicted = num_before + num_new - len(self.frames_kept)
         self.counters.advances += 1
         self.counters.rows_evicted += num_evicted * spec.frame_tokens * spec.num_layers * spec.batch
         self._spans.close()

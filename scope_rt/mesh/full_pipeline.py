@@ -41,6 +41,8 @@ class FullPipeline:
     feedback: Feedback = own_latents
     watchdog: Watchdog = field(default_factory=Watchdog)
     _starts_epoch: bool = False
+    _holds_cache: bool = False
+    """Whether this rank has planned a chunk since it started."""
 
     def derive(self, envelope: PPEnvelope, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All tensors of `envelope`, in the order it announces them."""
@@ -61,7 +63,9 @@ class FullPipeline:
         if CONTEXT_FRAMES_OVERRIDE in specs:
             dtype = TORCH_DTYPES[specs[CONTEXT_FRAMES_OVERRIDE].dtype]
             with self.watchdog.section(f"chunk {envelope.chunk_index}: planning"):
-                tensors[CONTEXT_FRAMES_OVERRIDE] = self.context.context().to(dtype)
+                context = self.context.context(holds_cache=self._holds_cache)
+                tensors[CONTEXT_FRAMES_OVERRIDE] = context.to(dtype)
+        self._holds_cache = True
         return {name: tensors[name] for name in specs}
 
     def rebuild(self, tail: StreamTail) -> None:

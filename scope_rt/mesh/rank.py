@@ -307,6 +307,7 @@ class Rank:
             backend=setup.backend,
             noise=setup.noise,
             recompute_text=setup.recipe.recompute_text,
+            recaches=setup.recipe.recaches,
             observe=setup.observe_call,
             feedback=self._feedback,
             derived=TensorDigests() if self._verifies else NoDigests(),
@@ -324,6 +325,7 @@ class Rank:
             lifecycle=Lifecycle.resumed(
                 plan_id=setup.topology.plan_id,
                 frames_per_block=setup.recipe.frames_per_block,
+                recaches=setup.recipe.recaches,
                 position=position,
             ),
             peer_check=PeerCheck(

@@ -133,6 +133,10 @@ def _together(listing: Listing) -> Iterator[list[StateForm]]:
             yield from ([state] for state in states if state.key in TAKEN_KEYS)
 
 
+def is_lora(state: StateForm) -> bool:
+    return any(_LORA.search(name) for name in state.tensors)
+
+
 def folder_of(name: str) -> str:
     return str(PurePosixPath(name).parent)
 
@@ -141,8 +145,7 @@ def _part(states: Sequence[StateForm]) -> FoundPart | None:
     stored = {name: form for state in states for name, form in state.tensors.items()}
     shapes = {unwrapped(name): form.shape for name, form in stored.items()}
     marks = next((each for each in _MARKS if {each.sized, each.other} <= shapes.keys()), None)
-    is_lora = any(_LORA.search(name) for name in shapes)
-    if marks is None and not is_lora:
+    if marks is None and not any(map(is_lora, states)):
         return None
     is_transformer = marks is not None and marks.kind is Kind.TRANSFORMER
     return FoundPart(

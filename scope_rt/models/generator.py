@@ -107,6 +107,8 @@ class ChunkGenerator:
     observe: CallObserver = ignore_calls
     feedback: Feedback = own_latents
     recompute_text: RecomputeText = RecomputeText.CURRENT
+    recaches: bool = False
+    """Whether a recompute makes again in place what is held."""
     _origin_frame: int = 0
     """The latent frame of the epoch that sits at the cache's position 0."""
     text_digest: str = ""
@@ -214,6 +216,9 @@ class ChunkGenerator:
             return
         context = self._on_device(tensors[CONTEXT_FRAMES_OVERRIDE])
         self._text_of_recompute = self._text
+        if self.recaches and self.cache.indices.global_end_index:
+            self._recache(context, enter_call)
+            return
         self._recompute(context, tensors[LATENTS_IN].shape[1], enter_call)
         self._origin_frame = envelope.current_start_frame - context.shape[1]
 
@@ -240,6 +245,19 @@ class ChunkGenerator:
         )
         rope = self._rope(range(num_frames), (height // 2, width // 2))
         self._call(context_BFCHW, 0.0, rope, attend, enter_call, num_frames)
+        self.cache.advance(window)
+
+    def _recache(self, context_BFCHW: Tensor, enter_call: Callable[[], None]) -> None:
+        """Make the latest frames again under the text in effect: one call at t=0, without a mask,
+        at the positions that they have."""
+        _, num_frames, _, height, width = context_BFCHW.shape
+        end = self.cache.indices.global_end_index // self.cache.spec.frame_tokens
+        start = end - num_frames
+        window = self.cache.window_in_place(start_frame=start, num_frames=num_frames)
+        attend = self._attention(window, num_frames, 1.0)
+        attend.is_last = True
+        rope = self._rope(range(start, end), (height // 2, width // 2))
+        self._call(context_BFCHW, 0.0, rope, attend, enter_call, start)
         self.cache.advance(window)
 
     def _call(

@@ -32,6 +32,8 @@ class Layout:
     family: Family
     config: CausalWanConfig
     weights: WeightFiles
+    lora: FoundPart | None
+    """That is merged into the weights."""
     config_path: Path
     """Of the transformer's sizes."""
     vae: Path
@@ -72,6 +74,7 @@ class Layout:
             family=family,
             config=config,
             weights=weights,
+            lora=None,
             config_path=transformer / "config.json",
             vae=folder / "vae",
             text_encoder=folder / "text_encoder",
@@ -83,13 +86,13 @@ class Layout:
         listing = listing_of(folder)
         found = recognised(listing)
         if recipe is None:
-            if found.problems and not found.transformers:
+            if found.problems and (listing.unreadable or not found.transformers):
                 raise UserInputError(found.problems[0])
             family = _only_family(folder, found.families, found.transformers)
         else:
             family = Family.named(recipe)
         family = family.in_folder(folder)
-        transformer = _transformer(folder, found, family)
+        transformer, lora = _transformer(folder, found, family), _lora(folder, found, family)
         if found.problems:
             raise UserInputError(found.problems[0])
         config_path, config = _config(listing.root, listing.configs, transformer)
@@ -101,11 +104,13 @@ class Layout:
             weights=WeightFiles.of_state_dict(
                 [folder / file for file in transformer.files], transformer.key
             ),
+            lora=lora,
             config_path=config_path,
             vae=folder / _first(found.vaes),
             text_encoder=text_encoder,
             places=(
                 *(folder / file for file in transformer.files),
+                *(folder / file for file in (lora.files if lora is not None else ())),
                 config_path,
                 folder / _first(found.vaes),
                 text_encoder,
@@ -182,6 +187,20 @@ def _transformer(folder: Path, found: Recognised, family: Family) -> FoundPart:
         f"{have}: recipe {family.name} takes {want}; copy the project's own file, or name another "
         "family with --recipe"
     )
+
+
+def _lora(folder: Path, found: Recognised, family: Family) -> FoundPart | None:
+    """The LoRA that the family takes. Raises UserInputError where it is not there."""
+    if family.lora is None:
+        return None
+    fitting = [part for part in found.loras if part.key in (family.lora.state_dict, "")]
+    if len(fitting) != 1:
+        have = ", ".join(str(folder / file) for file in found.lora_files) or str(folder)
+        raise UserInputError(
+            f"{have}: recipe {family.name} takes one LoRA, {family.lora.state_dict!r} of a .pt, "
+            f"and there are {len(fitting)}; copy the project's own file"
+        )
+    return fitting[0]
 
 
 def _config(

@@ -30,6 +30,7 @@ from scope_rt.models.file_contents import model_files
 from scope_rt.models.fingerprint import shard_digest
 from scope_rt.models.folder_contents import FolderContents, fingerprint_of
 from scope_rt.models.layout import Layout
+from scope_rt.models.lora import Lora
 from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.registry import CODECS, TEXT_ENCODERS
@@ -56,6 +57,8 @@ class ModelFolder:
     contents: FolderContents
     manifest: Manifest | None
     layout: Layout
+    lora: Lora | None
+    """Merged into the weights while they are read."""
 
     @classmethod
     def open(cls, model: str | Path, recipe: str | None = None) -> Self:
@@ -89,6 +92,7 @@ class ModelFolder:
             ),
             manifest=manifest,
             layout=layout,
+            lora=_lora_of(path, layout),
         )
 
     def fingerprint(self) -> str:
@@ -171,12 +175,16 @@ class ModelFolder:
         """
         check_degree(self.config, group.size)
         slices, stored, used = {}, dict[str, int](), dict[str, int]()
+        low_rank = {} if self.lora is None else self.lora.weights
         for path, tensors in self.weights.by_file():
             file = path.relative_to(self.path).as_posix()
             for name, tensor in tensors:
                 shard = shard_of(name, group)
                 part = tensor.read(shard)
                 digest = stored[f"{file}/{name}"] = shard_digest(part, shard)
+                if name in low_rank:
+                    part = low_rank[name].merged(part.to(device), shard).cpu()
+                    digest = shard_digest(part, shard)
                 # Not of what is kept: that is compared with it, wherever it lies.
                 used[name] = digest if part.dtype is dtype else shard_digest(part.to(dtype), shard)
                 slices[name] = part.to(device, dtype)
@@ -281,6 +289,15 @@ def _check_weights(layout: Layout) -> None:
     needed = {name: tuple(p.shape) for name, p in model.named_parameters()}
     where = f"{layout.config_path.parent}: the weights do not fit {layout.config_path.name}"
     check_fit(needed, layout.weights.tensors, where=where)
+
+
+def _lora_of(folder: Path, layout: Layout) -> Lora | None:
+    """Raises UserInputError where it is another model's."""
+    part, place = layout.lora, layout.family.lora
+    if part is None or place is None:
+        return None
+    shapes = {name: tuple(each.shape) for name, each in layout.weights.tensors.items()}
+    return Lora.open(folder / part.files[0], part.key, place, shapes)
 
 
 def embedded_folder() -> Path:

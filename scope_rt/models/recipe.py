@@ -73,12 +73,20 @@ class Recipe:
         return self.cache_upkeep is CacheUpkeep.CLEAN_PASS
 
     @property
+    def recaches(self) -> bool:
+        """Whether a new text makes the latest frames again, where they lie."""
+        return self.new_text is NewText.RECACHE
+
+    @property
     def context_frames(self) -> int:
         """Latent frames from which a cache can be rebuilt.
 
         A model that keeps its cache by clean passes needs that only after ranks were lost; then
-        it is given all frames that a chunk sees beside itself.
+        it is given all frames that a chunk sees beside itself. One that re-caches is given as many
+        as its cache holds, then and with every new text.
         """
+        if self.recaches:
+            return self.sink_frames + self.window_frames
         if self.clean_pass:
             return self.sink_frames + self.window_frames - self.frames_per_block
         return self.kv_cache_num_frames
@@ -89,6 +97,11 @@ class Recipe:
         Raises:
             UserInputError: naming a kind that can.
         """
+        if choice.kind in (CacheKind.H2O, CacheKind.HIERARCHICAL) and self.recaches:
+            raise UserInputError(
+                f"kv_cache {choice} keeps frames by what was seen of them, and this model makes "
+                "its latest frames again with every new prompt; use ring, quantized or paged"
+            )
         if choice.kind is CacheKind.H2O and not self.clean_pass:
             raise UserInputError(
                 f"kv_cache {choice} scores frames in clean passes, and this model rebuilds its "

@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from scope_rt.models.found_parts import TAKEN_KEYS, FoundPart, Kind, Naming, folder_of, parts_of
+from scope_rt.models.found_parts import (
+    TAKEN_KEYS,
+    FoundPart,
+    Kind,
+    Naming,
+    folder_of,
+    is_lora,
+    parts_of,
+)
 from scope_rt.tensor_files.listing import Listing
 
 
@@ -21,6 +29,8 @@ class Recognised:
     transformers: tuple[FoundPart, ...]
     """Those that could be streamed; where there are several, a recipe says which."""
     loras: tuple[FoundPart, ...]
+    lora_files: tuple[str, ...]
+    """With a LoRA under any key."""
     vaes: tuple[FoundPart, ...]
     text_encoders: tuple[FoundPart, ...]
     """Several where one lies there in several formats."""
@@ -79,12 +89,14 @@ def recognised(listing: Listing) -> Recognised:
         problems.append(f"{listing.root}: no text encoder; add {_TEXT_ENCODER}")
     if not tokenizers:
         problems.append(f"{listing.root}: no tokenizer; add umT5's {_TOKENIZER}")
+    lora_files = tuple(dict.fromkeys(each.file for each in listing.states if is_lora(each)))
     problems += _misfits(transformers, vaes, texts)
     problems += _not_floats(listing, parts)
     return Recognised(
-        families=_families(listing, transformers, has_lora=bool(found[Kind.LORA])),
+        families=_families(listing, transformers, has_lora=bool(lora_files)),
         transformers=tuple(transformers),
         loras=tuple(found[Kind.LORA]),
+        lora_files=lora_files,
         vaes=tuple(vaes),
         text_encoders=tuple(texts),
         tokenizers=tuple(tokenizers),

@@ -5,14 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.models.recipe import Recipe
-from scope_rt.models.recipe_choices import RecomputeText, TransitionWeights
+from scope_rt.models.recipe_choices import NewText, RecomputeText, TransitionWeights
 from scope_rt.session import StreamSession
 from tests.tiny_folder import KREA_RECIPE, RECIPE, write_tiny_folder
 
@@ -65,3 +67,51 @@ def test_a_transition_from_its_source_shows_it_once_more(tmp_path: Path) -> None
     late = ScheduledEvent(chunk_index=AT + 1, prompt=SECOND)
     assert all(are_same(got, chunks(tmp_path, RECIPE, late)))
     assert are_same(chunks(tmp_path, RECIPE, change), unchanged)[AT] is False
+
+
+RECACHING = replace(RECIPE, new_text=NewText.RECACHE)
+
+
+def test_a_new_text_makes_the_latest_frames_again_where_they_lie(tmp_path: Path) -> None:
+    change = ScheduledEvent(chunk_index=AT, prompt=SECOND)
+    late = ScheduledEvent(chunk_index=4, prompt=FIRST)
+    got = chunks(tmp_path, RECACHING, change, late, num_chunks=6)
+    assert [chunk.generator_calls for chunk in got] == [3, 3, 4, 3, 4, 3]
+    kept = chunks(tmp_path, RECIPE, change, late, num_chunks=6)
+    assert are_same(got, kept) == [True, True, False, False, False, False]
+    assert all(are_same(chunks(tmp_path, RECACHING), chunks(tmp_path, RECIPE)))
+
+
+@pytest.mark.parametrize("kind", ["paged", "quantized"])
+def test_other_caches_are_made_again_where_they_lie_too(tmp_path: Path, kind: str) -> None:
+    change = ScheduledEvent(chunk_index=AT, prompt=SECOND)
+    ring = chunks(tmp_path, RECACHING, change)
+    other = chunks(tmp_path, RECACHING, change, kv_cache=kind)
+    assert are_same(ring, other) == [kind == "paged" or index == 0 for index in range(5)]
+
+
+@pytest.mark.parametrize("kind", ["h2o", "hierarchical"])
+def test_a_cache_that_chooses_its_frames_cannot_be_made_again(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UserInputError, match="makes its latest frames again"):
+        chunks(tmp_path, RECACHING, kv_cache=kind)
+
+
+def test_a_resumed_stream_rebuilds_its_cache_and_re_caches_from_then_on(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "model", RECACHING)
+    events = [
+        ScheduledEvent(chunk_index=1, prompt=SECOND),
+        ScheduledEvent(chunk_index=6, prompt=FIRST),
+    ]
+
+    def config(resume: bool | None) -> StreamConfig:
+        place = {"log": tmp_path / "log", "snapshot": tmp_path / "snapshot"}
+        return StreamConfig.of(folder, seed=3, integrity="strict", resume=resume, **place)
+
+    with StreamSession(config(None)) as session:
+        stream = session.stream(FIRST, num_chunks=8, schedule=events, acknowledged=lambda: 4)
+        assert [next(stream).chunk_index for _ in range(4)] == [0, 1, 2, 3]
+        session.log.close()
+    with StreamSession(config(True)) as session:
+        rest = list(session.stream("none", num_chunks=8, acknowledged=lambda: 4))
+    assert [chunk.chunk_index for chunk in rest] == [4, 5, 6, 7]
+    assert [chunk.recomputed for chunk in rest] == [True, False, True, False]

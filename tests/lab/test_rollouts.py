@@ -7,7 +7,14 @@ import pytest
 from scope_contracts.envelope import PlanId
 from scope_lab import parity
 from scope_lab.rollouts.command import compare
-from tests.real_checkpoints import FASTVIDEO, KREA, SELF_FORCING, Recording, of_each_recording
+from tests.real_checkpoints import (
+    FASTVIDEO,
+    KREA,
+    LONGLIVE,
+    SELF_FORCING,
+    Recording,
+    of_each_recording,
+)
 
 for needed in ("diffusers", "ftfy", "tokenizers", "transformers", "yaml"):
     pytest.importorskip(needed)
@@ -24,6 +31,11 @@ def test_a_window_that_rolls_and_its_sink_are_computed_as_recorded(folder: Path)
 
 def test_a_cache_that_is_recomputed_before_each_chunk_is_as_recorded() -> None:
     report = compare(KREA, "context6")
+    assert report.passed, report
+
+
+def test_a_lora_and_a_re_cache_at_each_prompt_switch_are_as_recorded() -> None:
+    report = compare(LONGLIVE, "interactive")
     assert report.passed, report
 
 

@@ -69,8 +69,8 @@ class RecordedSetup(StreamSetup):
         consumed = self.contexts
 
         class Watched(ContextMemory):
-            def context(self) -> Tensor:
-                consumed.append(super().context())
+            def context(self, *, holds_cache: bool = False) -> Tensor:
+                consumed.append(super().context(holds_cache=holds_cache))
                 return consumed[-1]
 
         anchors: Iterator[Tensor] = self.recording.anchors(self.family)
