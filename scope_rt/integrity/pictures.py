@@ -1,11 +1,12 @@
 """Rank0 shows what the codec makes of the latents, and its codec is the one that was loaded.
 
 Chunks are decoded again, bit for bit, by a second decoder with a memory of its own: each one in
-`strict`, one in `ROTATIONS` M by default, and each that shows one single value. What both would do
-wrong alike is found elsewhere: weights of codec and text encoder are verified in rotation, all
-within M chunks. What has no digest (code, kernels, their switches, a table that is no tensor of a
-module) shows by what fixed latents, with each chunk that is decoded again, and the first prompt
-give: what they always gave.
+`strict`, one in `ROTATIONS` M by default, and each that shows one single value. The second decoder
+decodes along for as many chunks before its turn as a picture depends on, so that no chunk waits for
+more than two decodes. What both would do wrong alike is found elsewhere: weights of codec and text
+encoder are verified in rotation, all within M chunks. What has no digest (code, kernels, their
+switches, a table that is no tensor of a module) shows by what fixed latents, with each chunk that
+is decoded again, and the first prompt give: what they always gave.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,9 +60,7 @@ class PictureCheck:
         self._first_chunk: int | None = None
         """Of this process, which has loaded its parts itself."""
         self._text_verified_at = -1
-        self._second: StreamingDecoder | None = None
-        self._second_is_before = -1
-        """The chunk that the second decoder can decode as it stands."""
+        self._second = SecondDecoder(parts)
         self._fixed = FixedLatents(parts)
 
     @property
@@ -94,10 +93,12 @@ class PictureCheck:
             self._verify_weights(chunk, due)  # first: they are the cause
         if chunk % self._text_every == self._text_every // 2:
             self._verify_text(chunk)
-        if chunk % self._every != self._every // 2 and not is_constant(frames_BTHWC):
+        chunks_to_turn = (self._every // 2 - chunk) % self._every
+        if chunks_to_turn and not is_constant(frames_BTHWC):
+            self._second.follow(chunk, latents_BFCHW, before, chunks_to_turn=chunks_to_turn)
             return crc32
         self._fixed.verify(chunk, self._checks)
-        again = self._decoded_again(chunk, latents_BFCHW, before)
+        again = self._second.decode(chunk, latents_BFCHW, before)
         # Turns follow from the chunk's index, so an earlier process had them too.
         with suspect_from(chunk + 1 - self._every):
             self._checks.decoded(chunk, frames_BTHWC, again)
@@ -116,20 +117,6 @@ class PictureCheck:
         with suspect_from(max(chunk + 1 - self._within, self._first_chunk or 0)):
             self._checks.weights(0, chunk, changed)
 
-    def _decoded_again(
-        self, chunk: int, latents_BFCHW: Tensor, before: Callable[[], Tensor | None]
-    ) -> Tensor:
-        earlier = before()
-        decoder = self._second
-        if decoder is None or earlier is None or self._second_is_before != chunk:
-            decoder = self._parts.decoder()
-            if earlier is not None:
-                decoder.decode(earlier.float())
-        frames = decoder.decode(latents_BFCHW.float())
-        # A decoder may hold gigabytes: by default it is wanted again long after.
-        self._second, self._second_is_before = (decoder if self.is_strict else None), chunk + 1
-        return frames
-
     def _verify_text(self, chunk: int) -> None:
         """Encode a prompt again."""
         if (digests := self._parts.encoded_again()) is not None:
@@ -139,6 +126,59 @@ class PictureCheck:
                     f"chunk {chunk}", "embeddings of the first prompt", now=now, noted=noted
                 )
         self._text_verified_at = chunk
+
+
+class SecondDecoder:
+    """Decodes chunks as the first one must have; it has a memory only while it is about to."""
+
+    def __init__(self, parts: RankZeroParts) -> None:
+        self._parts = parts
+        self._decoder: StreamingDecoder | None = None
+        """It may hold gigabytes."""
+        self._is_before = -1
+        """The chunk that comes next for it."""
+        self._num_lacking = 0
+        """Latent frames that it must still see before it decodes as one that saw all."""
+
+    def follow(
+        self,
+        chunk: int,
+        latents_BFCHW: Tensor,
+        before: Callable[[], Tensor | None],
+        *,
+        chunks_to_turn: int,
+    ) -> None:
+        """A chunk goes by that is not verified: see it, if it is one of the last before a turn."""
+        num_frames = latents_BFCHW.shape[1]
+        if (chunks_to_turn - 1) * num_frames >= self._parts.codec.decoder_context_frames:
+            self._decoder = None
+            return
+        starts_epoch = before() is None
+        if starts_epoch or self._decoder is None or self._is_before != chunk:
+            self._begin(0 if starts_epoch else self._parts.codec.decoder_context_frames)
+        self._see(chunk, latents_BFCHW)
+
+    def decode(
+        self, chunk: int, latents_BFCHW: Tensor, before: Callable[[], Tensor | None]
+    ) -> Tensor:
+        """Its frames; what the decoder has not seen yet of the chunks before is decoded first."""
+        earlier = before()
+        is_ready = self._decoder is not None and self._is_before == chunk and not self._num_lacking
+        if earlier is None or not is_ready:
+            self._begin(0)
+            if earlier is not None:
+                self._see(chunk - 1, earlier)
+        return self._see(chunk, latents_BFCHW)
+
+    def _begin(self, num_lacking: int) -> None:
+        self._decoder, self._num_lacking = self._parts.decoder(), num_lacking
+
+    def _see(self, chunk: int, latents_BFCHW: Tensor) -> Tensor:
+        assert self._decoder is not None, "it was begun"
+        frames = self._decoder.decode(latents_BFCHW.float())
+        self._is_before = chunk + 1
+        self._num_lacking = max(0, self._num_lacking - latents_BFCHW.shape[1])
+        return frames
 
 
 class FixedLatents:
