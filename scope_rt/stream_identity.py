@@ -20,7 +20,7 @@ def parity_keys(setup: StreamSetup, *, model_is_shared: bool) -> ParityKeys:
     """What this rank would do; where the environment contradicts it, what that asks for.
 
     Ranks that share the model's files are not compared by what those hold: they need not be read
-    for it.
+    for it. A recipe may be none of them.
     """
     mesh, plan = setup.config.mesh, setup.topology.plan_id
     asked, pipelined = mesh.environment_plan, mesh.environment_pipelined
@@ -42,6 +42,7 @@ def parity_keys(setup: StreamSetup, *, model_is_shared: bool) -> ParityKeys:
         torch_version=str(torch.__version__),
         package_version=__version__,
         model_fingerprint="" if model_is_shared else setup.model_fingerprint,
+        model_recipe=setup.model.layout.recipe_digest,
         world_layout=f"{plan} tp={setup.topology.tp_degree} {setup.height}x{setup.width}",
         processor=processor(setup.device) if _is_compared(setup) else "",
     )

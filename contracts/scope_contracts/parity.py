@@ -51,6 +51,9 @@ class ParityKeys(CanonicalMessage):
     torch_version: str
     package_version: str
     model_fingerprint: str
+    """Empty where all ranks read the very same files."""
+    model_recipe: str = ""
+    """Digest of what the model's recipe says, wherever that stands."""
     world_layout: str
     processor: str = field(
         default="",

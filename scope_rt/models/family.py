@@ -13,7 +13,12 @@ from typing import Any, Self, TypeVar
 
 from scope_contracts.errors import UserInputError, mismatch
 from scope_rt.config_values import read_toml, unknown_name
-from scope_rt.models.project_config import adapter_entries, read_project_config, recipe_entries
+from scope_rt.models.project_config import (
+    ENTRIES,
+    adapter_entries,
+    read_project_config,
+    recipe_entries,
+)
 from scope_rt.models.recipe import RECIPE_NAME, Recipe
 
 SUFFIX = ".toml"
@@ -101,6 +106,11 @@ class Family:
             for table, kind in _TABLES.items()
             if table in tables
         }
+        for entry in others["project"].takes if "project" in others else ():
+            if entry not in ENTRIES:
+                raise UserInputError(
+                    f"{path}: [project] takes: {unknown_name(entry, ENTRIES, 'entry')}"
+                )
         recipe = Recipe.of_entries(tables["recipe"], where=f"{path}: [recipe]")
         return cls(name=name, recipe=recipe, **others)
 

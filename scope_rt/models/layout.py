@@ -64,6 +64,12 @@ class Layout:
         weights = WeightFiles.open(transformer)
         if recipe is not None:
             family = Family.named(recipe).in_folder(folder)
+            if family.lora is not None:
+                raise UserInputError(
+                    f"{folder}: recipe {recipe} merges a LoRA, and none can be told in a folder of "
+                    "parts; give the project's own files, or a .toml file without [lora] for "
+                    "weights that have it in them"
+                )
         elif own.exists():
             family = Family(name=RECIPE_NAME, recipe=Recipe.from_folder(folder))
         else:
@@ -123,10 +129,18 @@ class Layout:
         """The fingerprint of the files and of a recipe that is none of them."""
         if not self.family.is_chosen:
             return fingerprint
+        return hashlib.sha256(f"{fingerprint} {self.recipe_digest}".encode()).hexdigest()
+
+    @property
+    def recipe_digest(self) -> str:
+        """SHA-256 over what the family says, wherever that stands."""
         family = self.family
-        values = [family.lora and asdict(family.lora), asdict(family.recipe)]
-        said = json.dumps(values, sort_keys=True)
-        return hashlib.sha256(f"{fingerprint} {said}".encode()).hexdigest()
+        values = [
+            family.lora and asdict(family.lora),
+            asdict(family.recipe),
+            asdict(family.weights),
+        ]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def files(self) -> Iterator[Path]:
         """All files that what is computed follows from."""

@@ -20,6 +20,8 @@ _NAMES: Mapping[str, str] = {
     "num_frame_per_block": "frames_per_block",
 }
 """Of entries that a recipe has under another name."""
+ENTRIES = (*_NAMES, "model_kwargs", "adapter")
+"""Those that a family may take."""
 _FIX = "correct the entry, or copy the project's own file"
 
 

@@ -1,6 +1,7 @@
 """The parts of a model are found where a project's instructions leave them, or it is said."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from scope_contracts.errors import UserInputError
+from scope_rt.collectives import SoloCollectives
+from scope_rt.models.family import Family, WeightsPlace
 from scope_rt.models.layout import Layout
 from scope_rt.models.loading import ModelFolder
+from scope_rt.tensor_files.stored_tensor import Shard, StoredTensor, TensorReader
 from tests.real_checkpoints import FASTVIDEO, SELF_FORCING
 
 pytest.importorskip("yaml")
@@ -70,6 +74,43 @@ def test_the_recipe_is_part_of_the_fingerprint_where_the_folder_has_none(folder:
     want = ModelFolder.open(folder).fingerprint()
     assert fingerprint("self-forcing-1.3b") == want
     assert fingerprint("causal-forcing-1.3b") != want
+
+
+def test_the_weights_that_the_recipe_takes_are_part_of_the_fingerprint(folder: Path) -> None:
+    def fingerprint(key: str) -> str:
+        family = replace(
+            Family.named("self-forcing-1.3b"), weights=WeightsPlace(state_dict=key), project=None
+        )
+        (recipe := folder.parent / f"{key}.toml").write_text(family.to_toml())
+        return ModelFolder.open(folder, str(recipe)).fingerprint()
+
+    checkpoint(folder, generator="model.", generator_ema="model.")
+    assert fingerprint("generator") != fingerprint("generator_ema")
+
+
+def test_a_recipe_s_lora_is_not_left_out_of_a_folder_of_parts() -> None:
+    with pytest.raises(UserInputError, match=r"longlive-1.3b merges a LoRA.*without \[lora\]"):
+        Layout.of(FASTVIDEO, "longlive-1.3b")
+
+
+def test_weights_that_are_replaced_while_they_are_read_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read, read = 0, TensorReader.read
+
+    def replaced_before_it(self: TensorReader, tensor: StoredTensor, shard: Shard) -> torch.Tensor:
+        nonlocal num_read
+        num_read += 1
+        if num_read == 5:
+            checkpoint(folder, generator_ema="model.")
+        return read(self, tensor, shard)
+
+    model = ModelFolder.open(folder)
+    monkeypatch.setattr(TensorReader, "read", replaced_before_it)
+    with pytest.raises(UserInputError, match=r"dmd.pt was written while it was read.*start again"):
+        model.transformer(SoloCollectives(), dtype=torch.float32, device=torch.device("cpu"))
+    with pytest.raises(UserInputError, match="was written while it was read"):
+        model.fingerprint()
 
 
 def test_another_key_than_the_recipe_asks_for_is_no_substitute(folder: Path) -> None:
