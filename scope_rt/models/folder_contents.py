@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from scope_contracts.errors import UserInputError
 from scope_rt.models.content_cache import ContentCache, FileContent, Stamp, boot_id
@@ -38,12 +39,15 @@ class FolderContents:
         vouched: Mapping[str, FileEntry],
         cache: ContentCache | None,
         files: Callable[[], Iterable[Path]] | None = None,
+        at_open: Mapping[str, Stamp] = MappingProxyType({}),
     ) -> None:
         """`vouched` are the files of a manifest: tensors of theirs are not read here. `files` gives
-        those that count; all of `folder` by default."""
+        those that count; all of `folder` by default. `at_open` are the stamps from before anything
+        was read (`stamps_of`)."""
         self._folder, self._cache = folder, cache
         self._files = files or partial(model_files, folder)
         self._vouched = {name: entry for name, entry in vouched.items() if entry.tensors}
+        self._at_open = at_open
         self._known: dict[str, FileContent] = {}
         self._at_start: Mapping[str, Stamp] = {}
         self._started_ns = 0
@@ -109,6 +113,20 @@ class FolderContents:
                 with self._cache.lock():
                     self._cache.save(self._cache.load() | self._known)
 
+    def check_unwritten(self, names: Iterable[str]) -> None:
+        """What was read of these files so far is all of one state of them.
+
+        Raises:
+            UserInputError: one was written or replaced since the folder was opened; reads none.
+        """
+        with _readable(self._folder):
+            for name in names:
+                if name in self._at_open and Stamp.of(self._folder / name) != self._at_open[name]:
+                    raise UserInputError(
+                        f"{self._folder / name} was written while it was read, so what was read "
+                        "may be of two files; start again once it is whole"
+                    )
+
     def read_again(self, names: Iterable[str]) -> dict[str, FileEntry]:
         """Read these files whole, whatever is known of them; keeps what was not.
 
@@ -129,8 +147,7 @@ class FolderContents:
         return kept_entries(self._folder, self._known)
 
     def _stamps(self) -> dict[str, Stamp]:
-        paths = self._files()
-        return {path.relative_to(self._folder).as_posix(): Stamp.of(path) for path in paths}
+        return _stamps_of(self._folder, self._files())
 
     def _lacking(self, stamps: Mapping[str, Stamp]) -> list[str]:
         """The files that must be read."""
@@ -177,6 +194,16 @@ def _readable(folder: Path) -> Iterator[None]:
         raise UserInputError(
             f"cannot read {error.filename or folder}: {error.strerror}; copy it again"
         ) from error
+
+
+def stamps_of(folder: Path) -> dict[str, Stamp]:
+    """Of all files below `folder`, before anything is read of them. Raises `UserInputError`."""
+    with _readable(folder):
+        return _stamps_of(folder, model_files(folder))
+
+
+def _stamps_of(folder: Path, files: Iterable[Path]) -> dict[str, Stamp]:
+    return {path.relative_to(folder).as_posix(): Stamp.of(path) for path in files}
 
 
 def kept_entries(folder: Path, known: Mapping[str, FileContent]) -> dict[str, FileEntry]:

@@ -28,7 +28,7 @@ from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.content_cache import ContentCache
 from scope_rt.models.file_contents import model_files
 from scope_rt.models.fingerprint import shard_digest
-from scope_rt.models.folder_contents import FolderContents, fingerprint_of
+from scope_rt.models.folder_contents import FolderContents, fingerprint_of, stamps_of
 from scope_rt.models.layout import Layout
 from scope_rt.models.lora import Lora
 from scope_rt.models.manifest import Difference, Manifest, refusal
@@ -76,6 +76,7 @@ class ModelFolder:
                 f"model folder {str(model)!r} does not exist; give a folder, or {EMBEDDED!r} for "
                 f"the embedded model"
             )
+        at_open = stamps_of(path)
         layout = Layout.of(path, recipe)
         _check_weights(layout)
         manifest = Manifest.read(path)
@@ -89,6 +90,7 @@ class ModelFolder:
                 vouched={} if manifest is None else manifest.files,
                 cache=ContentCache.of(path),
                 files=layout.files,
+                at_open=at_open,
             ),
             manifest=manifest,
             layout=layout,
@@ -102,10 +104,11 @@ class ModelFolder:
         loaded on this machine.
 
         Raises:
-            UserInputError: a file cannot be read.
+            UserInputError: a file cannot be read, or was written since the folder was opened.
             FingerprintError: a file is not what the folder's manifest says.
         """
         entries = self.contents.entries()
+        self.contents.check_unwritten(entries)
         if missing := self._tensors_by_file().keys() - entries.keys():
             raise UserInputError(
                 f"cannot read {self.path / min(missing)}: it is gone; copy it again"
@@ -162,6 +165,13 @@ class ModelFolder:
             for path, tensors in self.weights.by_file()
         }
 
+    def _weight_files(self) -> set[str]:
+        """Those that the transformer's weights are made of."""
+        paths = {tensor.path for tensor in self.weights.tensors.values()}
+        if self.lora is not None:
+            paths.add(self.lora.path)
+        return {path.relative_to(self.path).as_posix() for path in paths}
+
     def transformer(
         self, group: Collectives, *, dtype: torch.dtype, device: torch.device
     ) -> CausalWanModel:
@@ -171,7 +181,8 @@ class ModelFolder:
         slice at a time.
 
         Raises:
-            UserInputError: the heads do not divide, or a file cannot be read.
+            UserInputError: the heads do not divide, or a file cannot be read, or was written since
+                the folder was opened.
         """
         check_degree(self.config, group.size)
         slices, stored, used = {}, dict[str, int](), dict[str, int]()
@@ -188,6 +199,7 @@ class ModelFolder:
                 # Not of what is kept: that is compared with it, wherever it lies.
                 used[name] = digest if part.dtype is dtype else shard_digest(part.to(dtype), shard)
                 slices[name] = part.to(device, dtype)
+        self.contents.check_unwritten(self._weight_files())
         model = _with_slices(self.config, slices, group)
         model.as_read = DigestsAsRead(stored=stored, used=used)
         return model
