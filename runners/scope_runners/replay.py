@@ -8,6 +8,7 @@ rounding grow. The replay records itself, and the two files are compared.
 
 import argparse
 import json
+import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,9 @@ from scope_runners.progress import progress_bar
 from scope_runners.rank_process import guarded_rank, rank_watchdog
 from scope_runners.recording_argument import Recording, read_recording
 from scope_runners.replay_report import compare, table
+from scope_runners.replayable import num_before_lost_state, num_recorded
 
+_LOG = logging.getLogger(__name__)
 TOLERANCE = 1e-4
 """What another order of sums may move in fp32, at another TP degree."""
 
@@ -59,6 +62,8 @@ class ReplayJob:
     recording: Recording
     events: tuple[ScheduledEvent, ...]
     model: str
+    family: str | None
+    """As `ModelConfig.recipe`."""
     recipe: Recipe
     topology: Topology
     num_chunks: int
@@ -73,6 +78,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plan", type=plan_named, help="another plan than the recorded one")
     add("--tp", type=positive, help="another TP degree than the recorded one")
     add("--model", metavar="FOLDER", help="where the recorded model is now, if it was moved")
+    add("--recipe", metavar="NAME", help="the --recipe that the recorded stream was given")
     add_parts_argument(parser)
     add(
         "--tolerance",
@@ -159,12 +165,13 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
     register_parts(namespace.parts)
     opened = recording.stream.opened
     given = opened.model if namespace.model is None else namespace.model
-    model = ModelFolder.open(given)
+    model = ModelFolder.open(given, namespace.recipe)
     fingerprint = model.fingerprint()
     if fingerprint != opened.model_fingerprint:
         raise UserInputError(
             f"the model {given!r} is not the recorded one: its fingerprint is {fingerprint[:12]}, "
-            f"recorded was {opened.model_fingerprint[:12]}; name the recorded one with --model"
+            f"recorded was {opened.model_fingerprint[:12]}; name the recorded one with --model, "
+            "and with --recipe where the stream was given one"
         )
     topology = Topology(
         plan_id=opened.plan_id if namespace.plan is None else namespace.plan,
@@ -172,10 +179,11 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
     )
     # Of the records alone: all ranks must come to the same.
     same_degree = {each.tp_degree for each in recording.stream.openings} == {topology.tp_degree}
-    if environment.rank == 0 and environment.world_size == topology.world_size:
+    is_comparing = environment.rank == 0 and environment.world_size == topology.world_size
+    if is_comparing:
         recording = read_recording(namespace.recording)
     stream = recording.stream
-    num_chunks = _num_replayable(stream)
+    num_chunks = num_recorded(stream)
     if num_chunks == 0 and recording.damage:
         raise recording.damage
     if num_chunks == 0 and any(done.latents is None for done in stream.finished.values()):
@@ -188,6 +196,15 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
             f"the recording {namespace.recording} has no finished chunk of the stream's first "
             "start, so there is nothing to compare; record a longer stream"
         )
+    lost_at = num_before_lost_state(stream, model.recipe)
+    if lost_at is not None and lost_at < num_chunks:
+        num_chunks = lost_at
+        if is_comparing:
+            _LOG.warning(
+                "ranks made chunk %d after a restart, without what ranks of one run still have; "
+                "compared are the chunks before it",
+                lost_at,
+            )
     if not same_degree and opened.dtype is not DType.FLOAT32:
         raise UserInputError(
             f"the recording is in {opened.dtype}, in which TP degrees differ by too much to be "
@@ -198,6 +215,7 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
         recording=recording,
         events=events(stream),
         model=given,
+        family=namespace.recipe,
         recipe=model.recipe,
         topology=topology,
         num_chunks=num_chunks,
@@ -256,6 +274,7 @@ def _config(job: ReplayJob, record: Path | None) -> StreamConfig:
     mode, every = _recompute(opened, job.recipe)
     return StreamConfig.load(
         model=job.model,
+        recipe=job.family,
         plan=job.topology.plan_id,
         tp=job.topology.tp_degree,
         seed=opened.base_seed,
@@ -315,16 +334,6 @@ def _event(control: Control) -> ScheduledEvent:
         hard_cut=control.hard_cut,
         recompute=control.recompute,
     )
-
-
-def _num_replayable(stream: StreamHistory) -> int:
-    """Chunks up to the last finished one before the first of which nothing is known, or whose
-    latents found no room on the disk."""
-    without = {index for index, done in stream.finished.items() if done.latents is None}
-    num_planned = 0
-    while num_planned in stream.envelopes and num_planned not in without:
-        num_planned += 1
-    return max((index + 1 for index in stream.finished if index < num_planned), default=0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ all of it as long as no file changes: then a fingerprint costs one `stat` per fi
 
 Kept digests are also what finds a disk that gives other bytes later than it did then: the slices
 that ranks load no longer add up to them. Of a folder without a manifest the first load is what all
-later ones are held against.
+later ones are held against. A .pt is known as a whole: of its slices nobody knows what they held.
 """
 
 import hashlib
