@@ -151,8 +151,9 @@ class ModelFolder:
             return
         for name, tensor in self.weights.tensors.items():
             file = tensor.path.relative_to(self.path).as_posix()
-            want = self.manifest.files[file].tensors.get(tensor.name)
-            if want is None:  # the file is known as a whole
+            entry = self.manifest.files.get(file)
+            want = None if entry is None else entry.tensors.get(tensor.name)
+            if want is None:  # the file was added, or is known as a whole
                 continue
             if whole[f"{file}/{name}"] != want and bit_digest(tensor.read()) != want:
                 what = "is not what it was"

@@ -101,11 +101,15 @@ class Lora:
             target = known.get(_canonical(module))
             if target is None:
                 raise UserInputError(f"{path}: the model has no layer for {module}; {_FIX}")
+            if target in weights:
+                raise UserInputError(
+                    f"{path}: {module} is a layer that has another LoRA in it; {_FIX}"
+                )
             a, b = _both(path, module, pair)
             _check_shapes(path, a, b, shapes[target])
             rank, alpha = a.shape[0], place.alpha
             if (own := alphas.get(module)) is not None:
-                alpha = float(own.read())
+                alpha = _number(own)
             elif rank != place.rank:
                 want = f"rank {place.rank}, as the recipe or the project's configuration says"
                 got = f"{list(a.shape)}, which is rank {rank}"
@@ -124,6 +128,13 @@ def _both(path: Path, module: str, pair: Mapping[str, TensorInFile]) -> tuple[Te
             lacking = f"{there[: found.start(1)]}{_OTHER[found[1]]}{there[found.end(1) :]}"
             raise UserInputError(f"{path}: {lacking} is missing beside {there}; {_FIX}")
     return pair["A"], pair["B"]
+
+
+def _number(alpha: TensorInFile) -> float:
+    if alpha.shape not in ((), (1,)):
+        what, got = f"{alpha.path}: {alpha.name}", list(alpha.shape)
+        raise UserInputError(mismatch(what, got=got, want="one number", fix=_FIX))
+    return float(alpha.read())
 
 
 def _check_shapes(path: Path, a: TensorInFile, b: TensorInFile, weight: tuple[int, ...]) -> None:

@@ -1,12 +1,15 @@
 """A stream computes what a project's own code computed from the same prompt, noise and files."""
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from scope_contracts.envelope import PlanId
 from scope_lab import parity
 from scope_lab.rollouts.command import compare
+from scope_lab.rollouts.rank import difference
 from tests.real_checkpoints import (
     FASTVIDEO,
     KREA,
@@ -52,6 +55,10 @@ def test_a_stream_with_another_window_differs(
     details.write_text(text)
     assert parity.main([str(folder), "--rollout", "window", "--json"]) == 1
     assert '"trace_matches": false' in capsys.readouterr().out
+
+
+def test_what_is_no_number_agrees_with_nothing() -> None:
+    assert difference(torch.tensor([0.0, torch.nan]), torch.zeros(2)) == math.inf
 
 
 def test_a_recording_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

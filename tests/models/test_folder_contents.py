@@ -22,6 +22,7 @@ from scope_rt.models.content_cache import ContentCache, Stamp
 from scope_rt.models.file_contents import FileEntry
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder
+from scope_rt.models.manifest import Manifest
 from scope_rt.models.shards import is_sharded
 from scope_rt.tensor_files.stored_tensor import TensorReader
 from tests.tensor_parallel import CPU, Group
@@ -171,6 +172,11 @@ def test_digests_of_another_function_do_not_count(
 
 def grow(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b" ")
+
+
+def test_weights_that_a_manifest_does_not_list_are_not_compared_with_it(folder: Path) -> None:
+    Manifest(files={}).write(folder)
+    ModelFolder.open(folder).check_files({})
 
 
 def rewrite(path: Path) -> None:

@@ -133,6 +133,22 @@ def test_one_state_dict_of_a_pt_is_taken_and_not_the_critic_s(tmp_path: Path) ->
             },
             r"blocks.1.self_attn.q.lora_A.weight: got .*rank 4'?, want .*rank 2",
         ),
+        (
+            {
+                f"{prefix}.blocks.1.self_attn.q.lora_{side}.weight": shape
+                for prefix in ("model", "generator")
+                for side, shape in (("A", (2, 12)), ("B", (12, 2)))
+            },
+            "blocks.1.self_attn.q is a layer that has another LoRA",
+        ),
+        (
+            {
+                "blocks.1.self_attn.q.lora_down.weight": (2, 12),
+                "blocks.1.self_attn.q.lora_up.weight": (12, 2),
+                "blocks.1.self_attn.q.alpha": (2,),
+            },
+            r"self_attn.q.alpha: got '?\[2\]'?, want '?one number",
+        ),
         ({"blocks.1.self_attn.q.dora_scale": (12,)}, "dora_scale is no part of a LoRA"),
     ],
 )

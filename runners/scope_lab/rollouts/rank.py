@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,15 +128,18 @@ def _compared(setup: RecordedSetup, chunks: Sequence[Chunk]) -> dict[str, object
     return {
         "token_ids_equal": ids is None
         or [ids(prompt) for prompt in recording.prompts] == recording.token_ids(),
-        "text_max_abs_diff": _difference(embeds, text),
-        "latents_max_abs_diff": _difference(latents, recording.latents),
+        "text_max_abs_diff": difference(embeds, text),
+        "latents_max_abs_diff": difference(latents, recording.latents),
         "context_max_abs_diff": _context_difference(setup),
         **_pixels(setup, chunks),
     }
 
 
-def _difference(got: Tensor, want: Tensor) -> float:
-    return float((got - want).abs().max()) if got.shape == want.shape else float("inf")
+def difference(got: Tensor, want: Tensor) -> float:
+    """The largest; infinite for other shapes, and where one is no number."""
+    if got.shape != want.shape:
+        return math.inf
+    return float((got - want).abs().nan_to_num(nan=math.inf).max())
 
 
 def _context_difference(setup: RecordedSetup) -> float:
@@ -149,9 +153,9 @@ def _context_difference(setup: RecordedSetup) -> float:
     if not recorded:
         return 0.0
     if len(recorded) != len(setup.contexts):
-        return float("inf")
+        return math.inf
     pairs = zip(setup.contexts, recorded, strict=True)
-    return max(_difference(mine, tensors[name]) for mine, name in pairs)
+    return max(difference(mine, tensors[name]) for mine, name in pairs)
 
 
 def _pixels(setup: RecordedSetup, chunks: Sequence[Chunk]) -> dict[str, object]:
@@ -168,7 +172,7 @@ def _pixels(setup: RecordedSetup, chunks: Sequence[Chunk]) -> dict[str, object]:
     got = recording.as_recorded(torch.cat(video)[:num])
     want = recording.tensors.get("pixels", torch.empty(0))
     return {
-        "pixels_max_abs_diff": _difference(got, want[:num]) if num else None,
+        "pixels_max_abs_diff": difference(got, want[:num]) if num else None,
         "num_pixels_compared": num,
         "pixels_recorded": len(want),
         "decoder": "official, the stream's own",
