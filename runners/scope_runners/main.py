@@ -130,7 +130,7 @@ COMMANDS = {
     "inspect": Command("look into a flight recording", _open_inspect),
     "replay": Command("run a recorded stream again and compare", _open_replay),
     "verify": Command("say whether a stream's files are as they were written", _open_verify),
-    "model": Command("say whether a model folder holds what it did", _open_model),
+    "model": Command("say what a model folder is, and whether it holds what it did", _open_model),
     "plan-memory": Command("say what a rank needs, and what to change", _open_plan_memory),
     "break-it": Command("inject faults into real ranks and see them caught", _open_break_it),
     "runbook": Command("show what an error's `see runbooks/...` points to", _open_runbook),

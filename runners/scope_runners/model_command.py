@@ -1,4 +1,4 @@
-"""`scope-rt model verify`: whether a model folder holds what somebody once vouched for."""
+"""`scope-rt model`: what a model folder is, and whether it holds what somebody once vouched for."""
 
 import argparse
 import json
@@ -13,6 +13,8 @@ from scope_rt.models.folder_contents import kept_entries
 from scope_rt.models.loading import EMBEDDED, embedded_folder
 from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_rt.models.recipe import Recipe
+from scope_runners.inspect_model import ACTIONS, check_arguments
+from scope_runners.parts import add_parts_argument
 from scope_runners.wording import counted, printable
 
 _FIRST_USE = "what this machine read at first use"
@@ -22,8 +24,15 @@ _FIRST_USE = "what this machine read at first use"
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `scope-rt model`."""
     add = parser.add_argument
-    add("action", choices=["verify"], help="read every byte of a model folder and compare")
-    add("folder", metavar="FOLDER", help=f"a model folder, or {EMBEDDED}")
+    add(
+        "action",
+        choices=["inspect", "recipes", "verify"],
+        help="inspect: say what a folder is and whether it could be streamed; recipes: list the "
+        "families of checkpoints, or print the file of one; verify: read every byte and compare",
+    )
+    add("folder", nargs="?", metavar="FOLDER", help=f"a model folder, or {EMBEDDED}")
+    add("--recipe", metavar="NAME", help="inspect: as of `scope-rt stream`")
+    add_parts_argument(parser)
     add(
         "--write",
         action="store_true",
@@ -33,12 +42,23 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_model(namespace: argparse.Namespace) -> int:
-    """Compare, or write; returns the exit code.
+    """Do what was asked for; returns the exit code.
 
     Raises:
         UserInputError: the folder cannot be read, or nothing is known to compare it with.
         FingerprintError: a tensor or a file is not what it was; the first one is named.
     """
+    if namespace.folder is None and namespace.action != "recipes":
+        raise UserInputError(f"model {namespace.action} needs a folder; name one")
+    if (action := ACTIONS.get(namespace.action)) is not None:
+        check_arguments(namespace)
+        code: int = action(namespace)
+        return code
+    return _verify(namespace)
+
+
+def _verify(namespace: argparse.Namespace) -> int:
+    """Compare, or write; raises as `run_model`."""
     folder = embedded_folder() if namespace.folder == EMBEDDED else Path(namespace.folder)
     if not folder.is_dir():
         raise UserInputError(f"model folder {str(folder)!r} does not exist; give a folder")

@@ -40,6 +40,8 @@ class FoundPart:
     """Under which it stands in its file; "" where the file is the state dict."""
     dtypes: frozenset[torch.dtype]
     num_blocks: int
+    sized: str
+    """The tensor whose shape has the width; "" of a LoRA."""
     width: int
     """Channels of a transformer, of a VAE's latents, of a text encoder's rows; 0 of a LoRA."""
     text_width: int
@@ -155,6 +157,7 @@ def _part(states: Sequence[StateForm]) -> FoundPart | None:
         key=states[0].key,
         dtypes=frozenset(form.dtype for form in stored.values()),
         num_blocks=len({block[1] for name in shapes if (block := _BLOCK.search(name))}),
+        sized=marks.sized if marks else "",
         width=_size(shapes[marks.sized], marks.axis) if marks else 0,
         latent_channels=_size(shapes[marks.sized], 1) if marks and is_transformer else 0,
         text_width=_size(shapes[marks.other], 1) if marks and is_transformer else 0,

@@ -154,10 +154,10 @@ def _family_of_class(folder: Path, config: Path) -> Family:
     if families := class_family(said):
         return Family.named(families[0])
     raise UserInputError(
-        f"model folder {folder} has no {RECIPE_NAME}, which says how its model is sampled, and its "
-        f"class {shown(said)} does not; name a family with --recipe ({', '.join(family_names())}, "
-        "or a .toml file), or write it, by runbooks/guides/your-own-model.md (scope-rt runbook "
-        "your-own-model)"
+        f"model folder {folder} has no {RECIPE_NAME}, which says how its model is sampled, and "
+        f"class {shown(said)} of {config} does not; name a family with --recipe "
+        f"({', '.join(family_names())}, or a .toml file), or write it, by "
+        "runbooks/guides/your-own-model.md (scope-rt runbook your-own-model)"
     )
 
 

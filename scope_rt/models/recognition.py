@@ -127,14 +127,14 @@ def _families(
 
 
 def _no_transformer(listing: Listing, bases: Sequence[FoundPart]) -> str:
-    if bases:
-        return (
-            f"{listing.root}: no causal transformer, only Wan's own in {bases[0]}; add the file of "
-            "the project that made it causal"
-        )
     others = [f"{state.key!r} in {state.file}" for state in listing.states if state.key]
     beside = f" (there is {', '.join(others[:3])})" if others else ""
     wanted = ", ".join(map(repr, TAKEN_KEYS[:3]))
+    if bases:
+        return (
+            f"{listing.root}: no causal transformer{beside}, only Wan's own in {bases[0]}; add the "
+            f"file of the project that made it causal, which has it under one of {wanted}"
+        )
     return (
         f"{listing.root}: no transformer{beside}; add transformer/ as diffusers writes it, or a "
         f"project's own file, which has it under one of {wanted}"
@@ -152,8 +152,8 @@ def _misfits(
         ):
             if part.width != want:
                 yield (
-                    f"{part}: this {part.kind} is {part.width} wide, and {transformer} takes "
-                    f"{want}; bring the parts of one model together"
+                    f"{part}: this {part.kind} is {part.width} wide by its {part.sized}, and "
+                    f"{transformer} takes {want}; bring the parts of one model together"
                 )
 
 

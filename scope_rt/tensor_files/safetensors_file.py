@@ -1,5 +1,6 @@
 """A safetensors file: what lies where in it. `safe_open` checks its header."""
 
+import json
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import MappingProxyType
 import torch
 from safetensors import SafetensorError, safe_open
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import UserInputError, shown
 from scope_rt.tensor_files.stored_tensor import StoredTensor
 
 DTYPES = MappingProxyType(
@@ -28,6 +29,7 @@ DTYPES = MappingProxyType(
 """The names of the file format."""
 _FLOATS = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_point)
 _HEADER_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100 << 20
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -65,7 +67,27 @@ def tensors_of(path: Path, *, wanted: Collection[str] = _FLOATS) -> Iterator[Sto
             raise UserInputError(
                 f"{path} is a pointer of Git LFS, not the weights; fetch them with `git lfs pull`"
             ) from error
-        raise UserInputError(f"cannot read {path}: {error}; copy the file again") from error
+        beyond = _first_beyond_end(path)
+        what = f"{error} ({beyond} ends beyond it)" if beyond else error
+        raise UserInputError(f"cannot read {path}: {what}; copy the file again") from error
+
+
+def _first_beyond_end(path: Path) -> str | None:
+    """The first tensor of a broken file whose bytes would end after the file; None where its header
+    tells none."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        size = path.stat().st_size
+        with path.open("rb") as raw:
+            num_bytes = int.from_bytes(raw.read(_HEADER_LENGTH_BYTES), "little")
+            if num_bytes > min(size, _MOST_HEADER_BYTES):
+                return None
+            header = json.loads(raw.read(num_bytes))
+        num_data = size - _HEADER_LENGTH_BYTES - num_bytes
+        header.pop("__metadata__", None)
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            if entry["data_offsets"][1] > num_data:
+                return shown(name)
+    return None
 
 
 def _is_lfs_pointer(path: Path) -> bool:

@@ -142,12 +142,12 @@ def test_a_critic_is_no_model_and_no_lora() -> None:
         (
             [VAE, TEXT, transformer("a.pt", "generator", text=4096)],
             (TOKENIZER,),
-            f"{TEXT.file}: this text encoder is 64 wide, and a.pt: generator takes 4096; bring",
+            f"{TEXT.file}: this text encoder is 64 wide by its token_embedding.weight, and a.pt: ",
         ),
         (
             [VAE, TEXT, transformer("a.pt", "generator", channels=36)],
             (TOKENIZER,),
-            f"{VAE.file}: this VAE is 16 wide, and a.pt: generator takes 36; bring",
+            f"{VAE.file}: this VAE is 16 wide by its conv2.weight, and a.pt: generator takes 36;",
         ),
     ],
 )

@@ -29,6 +29,7 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     presets = ", ".join(PRESETS)
     add("--model", help=f"{presets}, {EMBEDDED_MODEL!r}, or a folder (default {DEFAULT_MODEL})")
+    add("--recipe", metavar="NAME", help="of a folder, as of `scope-rt stream`")
     add_parts_argument(parser)
     add("--tp", type=_part, default=1, help="ranks that share the heads (default 1)")
     add("--batch", type=_size, default=1, help="sequences, or streams (default 1)")

@@ -97,11 +97,15 @@ class ControlSize:
 
 
 def num_weights_in(folder: Path) -> int:
-    """Weights of all `.safetensors` files of a folder, from their headers alone.
+    """Weights of all `.safetensors` files of a folder, or of one file, from headers alone.
 
     Raises:
         UserInputError: a file is none.
     """
+    if folder.is_file():
+        from scope_rt.tensor_files.state_dict import state_dict_of  # loads PyTorch
+
+        return sum(prod(tensor.shape) for tensor in state_dict_of(folder).values())
     return sum(_num_weights(file) for file in folder.glob("*.safetensors"))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from scope_contracts.errors import UserInputError, shown
 from scope_contracts.row_format import Plane, RowFormat
@@ -20,6 +20,9 @@ from scope_runners.plan_memory.layers import caching_layers, refuse_parts, size_
 from scope_runners.plan_memory.model_size import WanSize, t5_encoder_weights
 from scope_runners.request import EMBEDDED_MODEL
 from scope_runners.wording import nearest
+
+if TYPE_CHECKING:
+    from scope_rt.models.loading import ModelFolder
 
 _LATENT_STRIDE = 8
 _UMT5_XXL = t5_encoder_weights(
@@ -102,10 +105,10 @@ PRESETS: Mapping[str, VideoModel | LanguageModel] = MappingProxyType(
 )
 
 
-def model_at(name: str, dtype: DType) -> VideoModel | LanguageModel:
+def model_at(name: str, dtype: DType, recipe: str | None = None) -> VideoModel | LanguageModel:
     """A preset, the embedded model, a stream's model folder, or a transformers folder.
 
-    `dtype` is that of a language model's rows.
+    `dtype` is that of a language model's rows, `recipe` a stream's.
 
     Raises:
         UserInputError: it is none of these, or its JSON lacks a size.
@@ -113,8 +116,10 @@ def model_at(name: str, dtype: DType) -> VideoModel | LanguageModel:
     if name in PRESETS:
         preset = PRESETS[name]
         return preset if isinstance(preset, VideoModel) else preset.in_dtype(dtype)
-    if name == EMBEDDED_MODEL or (Path(name) / "transformer").is_dir():
-        return _video_folder(name)
+    if name == EMBEDDED_MODEL or _holds_parts(Path(name)):
+        from scope_rt.models.loading import ModelFolder  # loads PyTorch, which presets need not
+
+        return video_model_of(ModelFolder.open(name, recipe))
     if not (Path(name) / "config.json").is_file():
         raise UserInputError(
             f"--model {name!r} is no preset ({', '.join(PRESETS)}), not {EMBEDDED_MODEL!r}, and no "
@@ -124,13 +129,20 @@ def model_at(name: str, dtype: DType) -> VideoModel | LanguageModel:
     return _language_folder(Path(name), dtype)
 
 
-def _video_folder(name: str) -> VideoModel:
-    from scope_rt.models.loading import ModelFolder  # loads PyTorch, which presets need not
+def _holds_parts(folder: Path) -> bool:
+    """Whether a folder is a stream's: it has parts, and no `config.json` that says what it is."""
+    if (folder / "transformer").is_dir():
+        return True
+    of_its_own = (folder / "config.json").is_file()
+    return folder.is_dir() and not of_its_own and any(folder.rglob("*.pt*"))
+
+
+def video_model_of(folder: "ModelFolder") -> VideoModel:
+    """The sizes of a stream's model; reads headers only. Raises UserInputError."""
     from scope_rt.vae.tiny import TinyVideoCodec
 
-    folder = ModelFolder.open(name)
     config, recipe = folder.config, folder.recipe
-    autoencoder = num_weights_in(folder.path / "vae")
+    autoencoder = num_weights_in(folder.layout.vae)
     of_wan = _WAN_CONTROL.codec if autoencoder == _WAN_CONTROL.autoencoder else None
     return VideoModel(
         size=WanSize(**{name: getattr(config, name) for name in WanSize.__slots__}),
@@ -141,7 +153,7 @@ def _video_folder(name: str) -> VideoModel:
         width=recipe.default_width,
         text_len=folder.text_sizes().text_len,
         control=ControlSize(
-            text_encoder=num_weights_in(folder.path / "text_encoder"),
+            text_encoder=num_weights_in(folder.layout.text_encoder),
             autoencoder=autoencoder,
             codec=_TINY_CODEC if folder.has_codec(TinyVideoCodec.__name__) else of_wan,
         ),

@@ -75,7 +75,8 @@ def _model(namespace: argparse.Namespace) -> VideoModel | LanguageModel:
     if sizes and namespace.model:
         raise UserInputError(f"got --model and {_flags(sizes)}; give a model or its sizes")
     if not sizes:
-        model = model_at(namespace.model or DEFAULT_MODEL, _language_dtype(namespace))
+        name = namespace.model or DEFAULT_MODEL
+        model = model_at(name, _language_dtype(namespace), namespace.recipe)
     else:
         model = _from_sizes(namespace, sizes)
     foreign = _LANGUAGE_ONLY if isinstance(model, VideoModel) else _VIDEO_ONLY
@@ -128,35 +129,66 @@ def _from_sizes(namespace: argparse.Namespace, given: Sequence[str]) -> VideoMod
 def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoRequirement:
     plan_id = namespace.plan or PlanId.SINGLE
     Topology(plan_id=plan_id, tp_degree=namespace.tp)  # refuses a degree that the plan cannot have
-    height, width = namespace.height or model.height, namespace.width or model.width
-    choice = CacheChoice.named(namespace.kv_cache or "ring")
-    block = namespace.block or model.frames_per_block
-    window = namespace.window or model.window_frames
-    sink = model.sink_frames if namespace.sink is None else namespace.sink
+    sizes = {
+        "height": namespace.height,
+        "width": namespace.width,
+        "frames_per_block": namespace.block,
+        "window_frames": namespace.window,
+        "sink_frames": namespace.sink,
+    }
+    model = replace(model, **{name: size for name, size in sizes.items() if size is not None})
+    window, sink, block = model.window_frames, model.sink_frames, model.frames_per_block
     if window < block or sink < 0:
         want = f"a window of at least the chunk's {block}, and no negative sink"
         raise UserInputError(mismatch("--window and --sink", got=(window, sink), want=want))
+    return requirement_of(
+        model,
+        plan_id=plan_id,
+        tp=namespace.tp,
+        dtype=namespace.dtype or STREAM_DTYPE,
+        cache=CacheChoice.named(namespace.kv_cache or "ring"),
+        batch=namespace.batch,
+        integrity=namespace.integrity or IntegrityLevel.DEFAULT,
+    )
+
+
+def requirement_of(
+    model: VideoModel,
+    *,
+    plan_id: PlanId,
+    tp: int,
+    dtype: DType,
+    cache: CacheChoice | None = None,
+    batch: int = 1,
+    integrity: IntegrityLevel = IntegrityLevel.DEFAULT,
+) -> VideoRequirement:
+    """What a stream of `model` needs; by default with a ring.
+
+    Raises:
+        UserInputError: the heads cannot be shared evenly, or the cache cannot be so.
+    """
+    cache = cache or CacheChoice()
     spec = KVCacheSpec(
         num_layers=model.size.num_layers,
         num_heads=model.size.num_attention_heads,
         head_dim=model.size.attention_head_dim,
-        frame_tokens=frame_tokens(height, width),
-        sink_frames=sink,
-        window_frames=window,
-        batch=namespace.batch,
-        dtype=namespace.dtype or STREAM_DTYPE,
-        block_frames=block,
-        kind=choice.kind,
-        codec=choice.codec,
+        frame_tokens=frame_tokens(model.height, model.width),
+        sink_frames=model.sink_frames,
+        window_frames=model.window_frames,
+        batch=batch,
+        dtype=dtype,
+        block_frames=model.frames_per_block,
+        kind=cache.kind,
+        codec=cache.codec,
     )
     return VideoRequirement(
         size=model.size,
         spec=spec,
-        tp=namespace.tp,
+        tp=tp,
         text_len=model.text_len,
         plan_id=plan_id,
         control=model.control,
-        integrity=namespace.integrity or IntegrityLevel.DEFAULT,
+        integrity=integrity,
     )
 
 

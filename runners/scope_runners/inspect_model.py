@@ -1,0 +1,147 @@
+"""`scope-rt model inspect`: what a folder is, how it would be streamed, and what a rank needs.
+
+All that a load checks is checked, from headers: what could not be streamed is refused here too.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from scope_contracts.envelope import PlanId
+from scope_contracts.errors import UserInputError
+from scope_contracts.tensor_spec import DType
+from scope_rt.models.family import Family, family_names
+from scope_rt.models.loading import ModelFolder
+from scope_runners.parts import register_parts
+from scope_runners.plan_memory.plan import in_gib
+from scope_runners.plan_memory.presets import video_model_of
+from scope_runners.plan_memory.request import requirement_of
+from scope_runners.wording import printable
+
+_DTYPES = (DType.FLOAT32, DType.BFLOAT16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    """What is told of a model; file names are relative to its folder, memory is in bytes."""
+
+    folder: str
+    family: str
+    settings_from: list[str]
+    """Files of the folder whose values come before the family's."""
+    recipe: dict[str, Any]
+    transformer: dict[str, Any]
+    lora: str | None
+    vae: str
+    text_encoder: str
+    memory: list[dict[str, Any]]
+    """Of the fullest rank, by plan, TP degree and dtype."""
+
+
+def run_inspect(namespace: argparse.Namespace) -> int:
+    """Print the report; returns the exit code.
+
+    Raises:
+        UserInputError: it could not be streamed; the sentence names what is wrong.
+    """
+    register_parts(namespace.parts)
+    model = ModelFolder.open(namespace.folder, namespace.recipe)
+    model.check_parts()
+    report = report_of(model)
+    print(json.dumps(asdict(report), indent=2) if namespace.json else _table(report), flush=True)
+    return 0
+
+
+def run_recipes(namespace: argparse.Namespace) -> int:
+    """Print the names of the families that come with the package, or the file of one."""
+    if namespace.folder is None:
+        print("\n".join(family_names()))
+    else:
+        print(Family.named(namespace.folder).to_toml(), end="")
+    return 0
+
+
+def report_of(model: ModelFolder) -> ModelReport:
+    """What is known of a model from its headers. Raises UserInputError."""
+
+    def name_of(path: Path) -> str:
+        return path.relative_to(model.path).as_posix()
+
+    layout, tensors = model.layout, list(model.weights.tensors.values())
+    return ModelReport(
+        folder=str(model.path),
+        family=layout.family.name,
+        settings_from=[name_of(path) for path in layout.family.sources],
+        recipe=asdict(model.recipe),
+        transformer={
+            "files": [name_of(path) for path, _ in model.weights.by_file()],
+            "state_dict": layout.family.weights.state_dict,
+            "dtypes": sorted({str(each.dtype).removeprefix("torch.") for each in tensors}),
+            "num_weights": sum(prod(each.shape) for each in tensors),
+            **asdict(model.config),
+        },
+        lora=None if model.lora is None else name_of(model.lora.path),
+        vae=name_of(layout.vae),
+        text_encoder=name_of(layout.text_encoder),
+        memory=list(_memory(model)),
+    )
+
+
+def _memory(model: ModelFolder) -> Iterator[dict[str, Any]]:
+    sizes = video_model_of(model)
+    heads, ffn_dim = model.config.num_attention_heads, model.config.ffn_dim
+    shared = (n for n in range(2, heads + 1) if heads % n == 0 and ffn_dim % n == 0)
+    degrees = {PlanId.SINGLE: 1, PlanId.PP0: 1, PlanId.PP1: 1}
+    if (degree := next(shared, None)) is not None:
+        degrees[PlanId.TP_V1_1] = degree
+    for plan, tp in degrees.items():
+        for dtype in _DTYPES:
+            ranks = requirement_of(sizes, plan_id=plan, tp=tp, dtype=dtype).rank_memory()
+            fullest = max(ranks, key=lambda part: part.plan.num_bytes)
+            yield {
+                "plan": str(plan),
+                "tp": tp,
+                "dtype": str(dtype),
+                "rank": fullest.role,
+                "bytes": fullest.plan.num_bytes,
+                "not_counted": list(fullest.plan.unknown),
+            }
+
+
+def _table(report: ModelReport) -> str:
+    transformer = report.transformer
+    dtypes, key = ", ".join(transformer["dtypes"]), transformer["state_dict"]
+    where = ", ".join(transformer["files"]) + (f": {key}" if key else "")
+    rows = {
+        "family": report.family,
+        "settings from": ", ".join(report.settings_from) or "the family alone",
+        "transformer": f"{where} ({transformer['num_weights']:,} weights, {dtypes})",
+        "LoRA": report.lora or "none",
+        "VAE": report.vae,
+        "text encoder": report.text_encoder,
+    }
+    lines = [f"{name:<14} {text}" for name, text in rows.items()]
+    lines += [f"  {name:<26} {_value(value)}" for name, value in report.recipe.items()]
+    lines.append("memory of the fullest rank, at the recipe's size")
+    for each in report.memory:
+        lacks = f", without {', '.join(each['not_counted'])}" if each["not_counted"] else ""
+        plan = f"{each['plan']} --tp {each['tp']}"
+        lines.append(f"  {plan:<16} {each['dtype']:<9} {in_gib(each['bytes']):>12}{lacks}")
+    return "\n".join(map(printable, lines))
+
+
+def _value(value: object) -> object:
+    return ", ".join(f"{each:g}" for each in value) if isinstance(value, tuple) else value
+
+
+def check_arguments(namespace: argparse.Namespace) -> None:
+    """Refuse what only other actions take. Raises UserInputError."""
+    if namespace.write:
+        raise UserInputError(f"--write belongs to verify, not to {namespace.action}; leave it out")
+
+
+ACTIONS: Mapping[str, Any] = {"inspect": run_inspect, "recipes": run_recipes}
