@@ -308,6 +308,7 @@ class Rank:
             noise=setup.noise,
             recompute_text=setup.recipe.recompute_text,
             recaches=setup.recipe.recaches,
+            positions=setup.recipe.positions,
             observe=setup.observe_call,
             feedback=self._feedback,
             derived=TensorDigests() if self._verifies else NoDigests(),

@@ -27,8 +27,8 @@ from scope_rt.models.causal_wan import CausalWanModel, Modulation, TextKV
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
 from scope_rt.models.precision import wide
-from scope_rt.models.recipe_choices import RecomputeText
-from scope_rt.models.rope import rotations
+from scope_rt.models.recipe_choices import Positions, RecomputeText
+from scope_rt.models.rope import rotate, rotations
 from scope_rt.models.schedule import FlowSchedule
 from scope_rt.tensor_digests import TensorDigests
 from scope_rt.tensors import digest_of
@@ -48,6 +48,17 @@ def ignore_rows(k_BKHD: Tensor, v_BKHD: Tensor) -> None:
     """Nobody watches what attention is shown."""
 
 
+@dataclass(frozen=True, slots=True)
+class TurnInWindow:
+    """Rotates by the places of frames among those in view; keys are in the order of the slots."""
+
+    queries: Tensor
+    keys: Tensor
+
+    def __call__(self, q_BTHD: Tensor, k_BKHD: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate(q_BTHD, self.queries), rotate(k_BKHD, self.keys)
+
+
 @dataclass(slots=True, kw_only=True)
 class CachedSelfAttention:
     """Self-attention of one chunk: write its K/V into the cache, attend to all that is visible."""
@@ -59,12 +70,16 @@ class CachedSelfAttention:
     is_last: bool = False
     """Whether this is the chunk's last call: the cache keeps what it gives, and sees what it
     attends to."""
+    turn: TurnInWindow | None = None
+    """Rotates queries and keys that come without their positions."""
     see_rows: Callable[[Tensor, Tensor], None] = ignore_rows
     """Is shown all visible keys and values, as the cache gave them."""
 
     def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
         k, v = self.cache.update(layer, self.window, k_BTHD, v_BTHD, is_last=self.is_last)
         self.see_rows(k, v)
+        if self.turn is not None:
+            q_BTHD, k = self.turn(q_BTHD, k)
         if self.is_last and self.cache.spec.needs_attention_scores:
             self.cache.observe(layer, self.window, q_BTHD, k)
         return self.backend.attend(q_BTHD, k, v, self.bias)
@@ -81,11 +96,14 @@ class BlockCausalSelfAttention:
     window: WriteWindow
     backend: AttentionBackend
     block_tokens: int
+    turn: TurnInWindow | None = None
     see_rows: Callable[[Tensor, Tensor], None] = ignore_rows
 
     def __call__(self, layer: int, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> Tensor:
         k, v = self.cache.update(layer, self.window, k_BTHD, v_BTHD)
         self.see_rows(k, v)
+        if self.turn is not None:
+            q_BTHD, k = self.turn(q_BTHD, k)
         ends = [*range(self.block_tokens, q_BTHD.shape[1], self.block_tokens), q_BTHD.shape[1]]
         blocks = q_BTHD.split(self.block_tokens, dim=1)
         parts = [
@@ -109,6 +127,7 @@ class ChunkGenerator:
     recompute_text: RecomputeText = RecomputeText.CURRENT
     recaches: bool = False
     """Whether a recompute makes again in place what is held."""
+    positions: Positions = Positions.IN_EPOCH
     _origin_frame: int = 0
     """The latent frame of the epoch that sits at the cache's position 0."""
     text_digest: str = ""
@@ -174,8 +193,8 @@ class ChunkGenerator:
         num_frames, grid = x.shape[1], (x.shape[3] // 2, x.shape[4] // 2)
         start = envelope.current_start_frame - self._origin_frame
         window = self.cache.window(start_frame=start, num_frames=num_frames)
-        rope = self._rope(range(start, start + num_frames), grid)
-        biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias)
+        rope = self._given_rope(range(start, start + num_frames), grid)
+        biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias, grid)
         steps = envelope.denoising_step_list
         self._drawn = []
         for index, timestep in enumerate(steps):
@@ -188,7 +207,7 @@ class ChunkGenerator:
         # What is fed back is what others are given: a replay feeds back what was recorded.
         x0 = x0.to(tensors[LATENTS_IN].dtype)
         if envelope.clean_pass:
-            plain = self._attention(window, num_frames, 1.0)
+            plain = self._attention(window, num_frames, 1.0, grid)
             plain.is_last = True
             past = self._on_device(self.feedback(envelope.chunk_index, x0))
             self._call(past, 0.0, rope, plain, enter_call, start)
@@ -242,8 +261,9 @@ class ChunkGenerator:
             window=window,
             backend=self.backend,
             block_tokens=block_frames * self.cache.spec.frame_tokens,
+            turn=self._turn(window, num_frames, (height // 2, width // 2)),
         )
-        rope = self._rope(range(num_frames), (height // 2, width // 2))
+        rope = self._given_rope(range(num_frames), (height // 2, width // 2))
         self._call(context_BFCHW, 0.0, rope, attend, enter_call, num_frames)
         self.cache.advance(window)
 
@@ -254,9 +274,10 @@ class ChunkGenerator:
         end = self.cache.indices.global_end_index // self.cache.spec.frame_tokens
         start = end - num_frames
         window = self.cache.window_in_place(start_frame=start, num_frames=num_frames)
-        attend = self._attention(window, num_frames, 1.0)
+        grid = (height // 2, width // 2)
+        attend = self._attention(window, num_frames, 1.0, grid)
         attend.is_last = True
-        rope = self._rope(range(start, end), (height // 2, width // 2))
+        rope = self._given_rope(range(start, end), grid)
         self._call(context_BFCHW, 0.0, rope, attend, enter_call, start)
         self.cache.advance(window)
 
@@ -286,7 +307,9 @@ class ChunkGenerator:
             self._note_modulation(timestep)
         return self._modulations[timestep]
 
-    def _attention(self, window: WriteWindow, num_frames: int, bias: float) -> CachedSelfAttention:
+    def _attention(
+        self, window: WriteWindow, num_frames: int, bias: float, grid: tuple[int, int]
+    ) -> CachedSelfAttention:
         bias_of_keys = key_bias(
             window.frames_in_view,
             num_current=num_frames,
@@ -295,10 +318,32 @@ class ChunkGenerator:
             log_weights=window.log_weights,
         )
         return CachedSelfAttention(
-            cache=self.cache, window=window, backend=self.backend, bias=bias_of_keys
+            cache=self.cache,
+            window=window,
+            backend=self.backend,
+            bias=bias_of_keys,
+            turn=self._turn(window, num_frames, grid),
         )
 
-    def _rope(self, frames: range, grid: tuple[int, int]) -> Tensor:
+    def _turn(
+        self, window: WriteWindow, num_frames: int, grid: tuple[int, int]
+    ) -> TurnInWindow | None:
+        """For a chunk of `num_frames`, the newest in view."""
+        if self.positions is Positions.IN_EPOCH:
+            return None
+        view = window.frames_in_view
+        place = {frame: number for number, frame in enumerate(sorted(view))}
+        queries = range(len(view) - num_frames, len(view))
+        return TurnInWindow(
+            self._rope(queries, grid), self._rope([place[frame] for frame in view], grid)
+        )
+
+    def _given_rope(self, frames: range, grid: tuple[int, int]) -> Tensor:
+        """By which the model turns queries and keys: not at all where their places may change."""
+        rope = self._rope(frames, grid)
+        return rope if self.positions is Positions.IN_EPOCH else torch.ones_like(rope)
+
+    def _rope(self, frames: Sequence[int], grid: tuple[int, int]) -> Tensor:
         double = self.model.dtype is torch.float64
         return rotations(
             frames,

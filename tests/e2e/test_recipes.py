@@ -14,7 +14,7 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.models.recipe import Recipe
-from scope_rt.models.recipe_choices import NewText, RecomputeText, TransitionWeights
+from scope_rt.models.recipe_choices import NewText, Positions, RecomputeText, TransitionWeights
 from scope_rt.session import StreamSession
 from tests.tiny_folder import KREA_RECIPE, RECIPE, write_tiny_folder
 
@@ -115,3 +115,10 @@ def test_a_resumed_stream_rebuilds_its_cache_and_re_caches_from_then_on(tmp_path
         rest = list(session.stream("none", num_chunks=8, acknowledged=lambda: 4))
     assert [chunk.chunk_index for chunk in rest] == [4, 5, 6, 7]
     assert [chunk.recomputed for chunk in rest] == [True, False, True, False]
+
+
+def test_positions_in_the_window_are_those_in_the_epoch_until_it_rolls(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, positions=Positions.IN_WINDOW)
+    change = ScheduledEvent(chunk_index=3, recompute=True)
+    got = chunks(tmp_path, recipe, change)
+    assert are_same(got, chunks(tmp_path, RECIPE, change)) == [True, True, False, False, False]

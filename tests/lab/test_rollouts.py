@@ -37,8 +37,9 @@ def test_a_cache_that_is_recomputed_before_each_chunk_is_as_recorded() -> None:
     assert report.passed, report
 
 
-def test_a_lora_and_a_re_cache_at_each_prompt_switch_are_as_recorded() -> None:
-    report = compare(LONGLIVE, "interactive")
+@pytest.mark.parametrize("rollout", ["interactive", "infinity"])
+def test_a_lora_a_re_cache_and_positions_in_the_window_are_as_recorded(rollout: str) -> None:
+    report = compare(LONGLIVE, rollout)
     assert report.passed, report
 
 

@@ -104,8 +104,8 @@ class _Unrotated(ChunkGenerator):
 
     __slots__ = ()
 
-    def _rope(self, frames: range, grid: tuple[int, int]) -> Tensor:
-        return super()._rope(range(frames.start - 1, frames.stop - 1), grid)
+    def _rope(self, frames: Sequence[int], grid: tuple[int, int]) -> Tensor:
+        return super()._rope([frame - 1 for frame in frames], grid)
 
 
 class _Biased(ChunkGenerator):
@@ -113,8 +113,10 @@ class _Biased(ChunkGenerator):
 
     __slots__ = ()
 
-    def _attention(self, window: WriteWindow, num_frames: int, bias: float) -> CachedSelfAttention:
-        return super()._attention(window, num_frames, bias / 2)
+    def _attention(
+        self, window: WriteWindow, num_frames: int, bias: float, grid: tuple[int, int]
+    ) -> CachedSelfAttention:
+        return super()._attention(window, num_frames, bias / 2, grid)
 
 
 @dataclass(frozen=True, slots=True)
