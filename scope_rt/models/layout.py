@@ -204,10 +204,21 @@ def _transformer(folder: Path, found: Recognised, family: Family) -> FoundPart:
 
 
 def _lora(folder: Path, found: Recognised, family: Family) -> FoundPart | None:
-    """The LoRA that the family takes. Raises UserInputError where it is not there."""
+    """The LoRA that the family takes.
+
+    Raises:
+        UserInputError: it is not there, or there is one that would be left out.
+    """
     if family.lora is None:
+        if found.loras:
+            raise UserInputError(
+                f"{folder / str(found.loras[0])}: recipe {family.name} would leave this LoRA out; "
+                "name another family with --recipe, or move the file out of the folder"
+            )
         return None
     fitting = [part for part in found.loras if part.key in (family.lora.state_dict, "")]
+    if not fitting and found.problems:
+        raise UserInputError(found.problems[0])
     if len(fitting) != 1:
         have = ", ".join(str(folder / file) for file in found.lora_files) or str(folder)
         raise UserInputError(

@@ -14,7 +14,7 @@ from scope_rt.models.family import Family, WeightsPlace
 from scope_rt.models.layout import Layout
 from scope_rt.models.loading import ModelFolder
 from scope_rt.tensor_files.stored_tensor import Shard, StoredTensor, TensorReader
-from tests.real_checkpoints import FASTVIDEO, SELF_FORCING
+from tests.real_checkpoints import FASTVIDEO, LONGLIVE, SELF_FORCING
 
 pytest.importorskip("yaml")
 
@@ -91,6 +91,21 @@ def test_the_weights_that_the_recipe_takes_are_part_of_the_fingerprint(folder: P
 def test_a_recipe_s_lora_is_not_left_out_of_a_folder_of_parts() -> None:
     with pytest.raises(UserInputError, match=r"longlive-1.3b merges a LoRA.*without \[lora\]"):
         Layout.of(FASTVIDEO, "longlive-1.3b")
+
+
+def test_a_lora_that_is_there_is_not_left_out() -> None:
+    with pytest.raises(
+        UserInputError, match=r"lora.pt: generator_lora: .*causvid-1.3b would leave"
+    ):
+        Layout.of(LONGLIVE, "causvid-1.3b")
+
+
+def test_a_lora_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    copy = shutil.copytree(LONGLIVE, tmp_path / "longlive")
+    lora = copy / "longlive_models/models/lora.pt"
+    lora.write_bytes(lora.read_bytes()[:100_000])
+    with pytest.raises(UserInputError, match=r"cannot read .*lora.pt: .*copy the file again"):
+        Layout.of(copy, "longlive-1.3b")
 
 
 def test_weights_that_are_replaced_while_they_are_read_are_refused(
