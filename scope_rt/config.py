@@ -322,6 +322,8 @@ def _from_file(path: Path) -> dict[str, Any]:
     found = {}
     for part, table in read_toml(path).items():
         if part not in _PARTS:
+            if home := next((place for place, key in places if key == part), None):
+                raise UserInputError(f"{path}: {part!r} is no table; write it under [{home}]")
             raise UserInputError(f"{path}: {unknown_name(part, _PARTS, 'table')}")
         if not isinstance(table, dict):
             raise UserInputError(f"{path}: {part} is a table; write [{part}] above its settings")

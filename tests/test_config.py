@@ -136,7 +136,8 @@ def test_a_wrong_argument_is_one_sentence_that_names_its_setting(
     ("text", "message"),
     [
         ("[kache]", r"'kache' is no table; did you mean 'cache'\?"),
-        ("seed = 7", "'seed' is no table"),
+        ("seed = 7", r"'seed' is no table; write it under \[sampling\]"),
+        ("sede = 7", "'sede' is no table; choose one of cache, "),
         ("model = 7", r"model is a table; write \[model\] above its settings"),
         ("[sampling]\nsede = 7", r"\[sampling\] 'sede' is no setting; did you mean 'seed'\?"),
         ("[model]\nseed = 7", r"\[model\] 'seed' is no setting"),

@@ -284,7 +284,9 @@ class RankGroup:
             self._num_unprompted = len(self._failed)
         signum = self._signals_left.pop(0)
         if signum == signal.SIGKILL and self._stopped_by is not None and self._running:
-            _LOG.warning("ending %s at once", named(sorted(self._running)))
+            _LOG.warning(
+                "killing %s: not ended since it was asked to", named(sorted(self._running))
+            )
         self._signal(signum, self._running)
         patience_s = TERMINATE_S
         if signum == signal.SIGTERM and self._may_finish():

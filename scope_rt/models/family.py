@@ -80,7 +80,7 @@ class Family:
             return cls.read(_folder() / f"{name}{SUFFIX}", name=name)
         if not name.endswith(SUFFIX):
             hint = unknown_name(name, family_names(), "recipe")
-            raise UserInputError(f"recipe: {hint}, or give a {SUFFIX} file of your own")
+            raise UserInputError(f"--recipe: no {SUFFIX} file, and {hint}")
         return cls.read(Path(name), name=name)
 
     @classmethod

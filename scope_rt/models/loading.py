@@ -72,8 +72,9 @@ class ModelFolder:
         """
         path = embedded_folder() if model == EMBEDDED else Path(model)
         if not path.is_dir():
+            state = "is a file" if path.exists() else "does not exist"
             raise UserInputError(
-                f"model folder {str(model)!r} does not exist; give a folder, or {EMBEDDED!r} for "
+                f"model folder {str(model)!r} {state}; give a folder, or {EMBEDDED!r} for "
                 f"the embedded model"
             )
         at_open = stamps_of(path)

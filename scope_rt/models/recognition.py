@@ -68,6 +68,7 @@ _CLASSES: Mapping[str, str] = {"CausalWanTransformer3DModel": "fastvideo-1.3b"}
 
 
 _TOKENIZER = "tokenizer.json"
+_BESIDE = "google/umt5-xxl/ or tokenizer/ beside the text encoder"
 _VAE = "vae/ as diffusers writes it, or Wan2.1_VAE.pth"
 _TEXT_ENCODER = "text_encoder/ as diffusers writes it, or models_t5_umt5-xxl-enc-bf16.pth"
 
@@ -88,7 +89,7 @@ def recognised(listing: Listing) -> Recognised:
     if not texts:
         problems.append(f"{listing.root}: no text encoder; add {_TEXT_ENCODER}")
     if not tokenizers:
-        problems.append(f"{listing.root}: no tokenizer; add umT5's {_TOKENIZER}")
+        problems.append(f"{listing.root}: no tokenizer; add umT5's {_TOKENIZER} in {_BESIDE}")
     lora_files = tuple(dict.fromkeys(each.file for each in listing.states if is_lora(each)))
     problems += _misfits(transformers, vaes, texts)
     problems += _not_floats(listing, parts)
