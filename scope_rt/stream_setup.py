@@ -19,10 +19,11 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.log_records import MAX_PROMPT_BYTES
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.config import StreamConfig
-from scope_rt.control.context import ContextMemory
+from scope_rt.control.context import AnchorEncoder, Context, ContextMemory
 from scope_rt.control.inbox import Conditioning
 from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, RecomputeAnchor, choose_recompute
+from scope_rt.control.rollout_context import RolloutMemory
 from scope_rt.control.stages import ValueRules
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
@@ -310,12 +311,23 @@ class StreamSetup:
         """At the start of an epoch; for ranks that decode."""
         return CheckedDecoder(self.codec)
 
-    def context_memory(self) -> ContextMemory:
+    def anchor_encoder(self) -> AnchorEncoder:
+        """Of the frames that a context begins with; for ranks that decode."""
+        return CheckedAnchorEncoder(self.codec)
+
+    def context_memory(self) -> Context:
         """Empty, for the context of this stream; for ranks that decode."""
+        if self.recipe.rollout_frames:
+            return RolloutMemory(
+                self.recipe,
+                encode_anchor=self.anchor_encoder(),
+                first_latent_frames=self.codec_sizes.first_latent_frames,
+                temporal_stride=self.codec_sizes.temporal_stride,
+            )
         return ContextMemory(
             self.recipe,
             anchor=self.recompute.anchor,
-            encode_anchor=CheckedAnchorEncoder(self.codec),
+            encode_anchor=self.anchor_encoder(),
             first_latent_frames=self.codec_sizes.first_latent_frames,
             temporal_stride=self.codec_sizes.temporal_stride,
         )

@@ -14,7 +14,8 @@ class ChunkGeometry:
 
     `frames_per_block` and `context_frames` count latent frames, `spatial_stride` is pixels per
     latent cell, `text_len` tokens, `text_dim` channels. `context_frames` is the most that a
-    recompute is given.
+    recompute is given. A cache that holds `rollout_frames` begins anew with `rollout_overlap` of
+    them; 0 for one that has no such end.
     """
 
     batch: int = 1
@@ -25,6 +26,8 @@ class ChunkGeometry:
     text_dim: int
     dtype: DType
     context_frames: int
+    rollout_frames: int = 0
+    rollout_overlap: int = 0
 
     @property
     def pixel_multiple(self) -> int:
@@ -43,9 +46,15 @@ class ChunkGeometry:
     def context_shape(self, height: int, width: int, *, start_frame: int) -> tuple[int, ...]:
         """`(batch, frames, channels, height / stride, width / stride)`, from pixels.
 
-        A chunk that starts early in its epoch has only `start_frame` frames before it.
+        A chunk that starts early in its epoch has only `start_frame` frames before it; with
+        rollouts, those of its own rollout.
         """
-        return self._latents(min(self.context_frames, start_frame), height, width)
+        num_frames = min(self.context_frames, start_frame)
+        if 0 < self.rollout_frames <= start_frame:
+            later = start_frame - self.rollout_frames
+            period = self.rollout_frames - self.rollout_overlap
+            num_frames = self.rollout_overlap + later % period
+        return self._latents(num_frames, height, width)
 
     def _latents(self, num_frames: int, height: int, width: int) -> tuple[int, ...]:
         rows, columns = height // self.spatial_stride, width // self.spatial_stride

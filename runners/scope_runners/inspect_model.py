@@ -79,7 +79,7 @@ def report_of(model: ModelFolder) -> ModelReport:
         recipe=asdict(model.recipe),
         transformer={
             "files": [name_of(path) for path, _ in model.weights.by_file()],
-            "state_dict": layout.family.weights.state_dict,
+            "state_dict": layout.state_dict,
             "dtypes": sorted({str(each.dtype).removeprefix("torch.") for each in tensors}),
             "num_weights": sum(prod(each.shape) for each in tensors),
             **asdict(model.config),

@@ -24,6 +24,30 @@ class AnchorEncoder(Protocol):
     def __call__(self, frames_BTHWC: Tensor) -> Tensor: ...
 
 
+class Context(Protocol):
+    """What a pipeline asks of its memory; `ContextMemory` says what each is."""
+
+    @property
+    def needs_frames(self) -> bool: ...
+
+    @property
+    def sinks(self) -> Tensor: ...
+
+    def reset(self) -> None: ...
+
+    def remember_latents(self, latents_BFCHW: Tensor) -> None: ...
+
+    def remember_frames(self, frames_BTHWC: Tensor) -> None: ...
+
+    def context(self, *, holds_cache: bool = False) -> Tensor: ...
+
+    def evidence(
+        self, sent_BFCHW: Tensor, *, holds_cache: bool = False
+    ) -> Iterator[tuple[str, str, str]]: ...
+
+    def resume(self, *, num_frames: int, sinks: Tensor | None) -> None: ...
+
+
 class ContextMemory:
     """The latents, and for a decoded anchor the frames, that the next recompute would need.
 
@@ -70,7 +94,7 @@ class ContextMemory:
         if self._num_frames == 0:
             self._sinks = latents_BFCHW[:, :0]
             self._recent = latents_BFCHW[:, :0]
-        digests = _digests(latents_BFCHW)
+        digests = digests_of(latents_BFCHW)
         missing = self._num_sinks - self._sinks.shape[1]
         if missing > 0:
             self._sinks = torch.cat([self._sinks, latents_BFCHW[:, :missing]], dim=1)
@@ -88,7 +112,7 @@ class ContextMemory:
             frames = torch.cat([*before, frames_BTHWC], dim=1)
             first = max(0, frames.shape[1] - self._buffer_frames)
             self._frames = frames[:, first:]
-            self._frame_crc32s = (*self._frame_crc32s, *_crc32s(frames_BTHWC))[first:]
+            self._frame_crc32s = (*self._frame_crc32s, *crc32s_of(frames_BTHWC))[first:]
 
     def context(self, *, holds_cache: bool = False) -> Tensor:
         """`context_frames_override` of the next chunk, `[B, n, C, H/8, W/8]`; the oldest first.
@@ -121,7 +145,7 @@ class ContextMemory:
     ) -> Iterator[tuple[str, str, str]]:
         """What proves that `sent_BFCHW` is `context()`: what is compared, its digest now, and the
         one it had when it came in. An anchor is encoded again."""
-        now = _digests(sent_BFCHW)
+        now = digests_of(sent_BFCHW)
         if self._recipe.recaches and holds_cache:
             noted = self._recent_digests
         elif self._recipe.clean_pass:
@@ -129,14 +153,14 @@ class ContextMemory:
             noted = (*self._sink_digests[sinks], *self._recent_digests[recent])
         elif self._needs_anchor:
             num = self._anchor_frames
-            crc32s = map(str, _crc32s(self._frames[:, :num]))
+            crc32s = map(str, crc32s_of(self._frames[:, :num]))
             yield (
                 "frames of the anchor",
                 " ".join(crc32s),
                 " ".join(map(str, self._frame_crc32s[:num])),
             )
             anchor = self._anchor().to(sent_BFCHW.dtype)
-            noted = (*_digests(anchor), *self._recent_digests[1:])
+            noted = (*digests_of(anchor), *self._recent_digests[1:])
         else:
             noted = self._recent_digests
         yield "the context of a recompute", " ".join(now), " ".join(noted)
@@ -161,11 +185,11 @@ class ContextMemory:
         self.reset()
         if sinks is not None:
             self._num_frames, self._sinks = num_frames, sinks
-            self._sink_digests = _digests(sinks)
+            self._sink_digests = digests_of(sinks)
             self._recent = sinks[:, :0]
 
 
-def _digests(latents_BFCHW: Tensor) -> tuple[str, ...]:
+def digests_of(latents_BFCHW: Tensor) -> tuple[str, ...]:
     """One for each latent frame: its XXH3, which finds damage. They never leave this process."""
     batch, num_frames = latents_BFCHW.shape[:2]
     if batch != 1 or not latents_BFCHW.numel():
@@ -177,6 +201,6 @@ def _digests(latents_BFCHW: Tensor) -> tuple[str, ...]:
     )
 
 
-def _crc32s(frames_BTHWC: Tensor) -> tuple[int, ...]:
+def crc32s_of(frames_BTHWC: Tensor) -> tuple[int, ...]:
     """One for each picture."""
     return tuple(crc32_of(frame.numpy()) for frame in frames_BTHWC.unbind(1))

@@ -56,6 +56,7 @@ class Planner:
         if self._cuts(hard_cut):
             return False
         due = self.chunks_in_epoch % self.settings.recompute_every == 0
+        due = due or self.settings.recipe.rolls_at(self.next_start_frame)
         recached = new_text and self.settings.recipe.recaches
         return asked or due or recached or not self.holds_cache
 

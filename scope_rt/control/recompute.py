@@ -51,7 +51,9 @@ def choose_recompute(recipe: Recipe, mode: str | None, *, every: int | None) -> 
                 "this model keeps its cache by clean passes and has no recompute; drop "
                 "recompute and kv_cache_recompute_every (SCOPE_KV_CACHE_RECOMPUTE_EVERY)"
             )
-        return Recompute(every=RECOMPUTE_NEVER, anchor=RecomputeAnchor.LATENT)
+        rolls = recipe.rollout_frames > 0
+        anchor = RecomputeAnchor.DECODED if rolls else RecomputeAnchor.LATENT
+        return Recompute(every=RECOMPUTE_NEVER, anchor=anchor)
     if mode == RecomputeMode.R1:
         if every not in (None, RECOMPUTE_NEVER):
             raise UserInputError(

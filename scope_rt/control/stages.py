@@ -9,7 +9,7 @@ from torch import Tensor
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.envelope import PPEnvelope, PPResult
 from scope_contracts.geometry import ChunkGeometry
-from scope_rt.control.context import ContextMemory
+from scope_rt.control.context import Context
 from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
@@ -62,7 +62,7 @@ class Stages:
     """What a chunk passes on rank0 beside the mesh, and the shapes they agree on."""
 
     mesh: MeshPort
-    context: ContextMemory
+    context: Context
     noise: NoiseSource
     geometry: ChunkGeometry
     cache: KVCacheSpec

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from scope_rt.control.context import ContextMemory
+from scope_rt.control.context import Context
 from scope_rt.vae.codec import StreamingDecoder
 
 
@@ -60,7 +60,7 @@ class StreamTail:
             num_frames -= frames[-1].shape[1]
         return torch.cat(frames[::-1], dim=1) if frames else None
 
-    def replay(self, decoder: StreamingDecoder, context: ContextMemory) -> Iterator[Tensor]:
+    def replay(self, decoder: StreamingDecoder, context: Context) -> Iterator[Tensor]:
         """Decode the chunks again: yields the frames, uint8 `[B, T, H, W, 3]`, of each in turn.
 
         When it is exhausted, `decoder` and `context` are as they were after the last chunk. The

@@ -19,7 +19,7 @@ from scope_contracts.envelope import (
     PPEnvelope,
     PPResult,
 )
-from scope_rt.control.context import ContextMemory
+from scope_rt.control.context import Context
 from scope_rt.control.tail import StreamTail
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import INITIAL, NoiseSource
@@ -37,7 +37,7 @@ class FullPipeline:
 
     noise: NoiseSource
     decoder: StreamingDecoder
-    context: ContextMemory
+    context: Context
     feedback: Feedback = own_latents
     watchdog: Watchdog = field(default_factory=Watchdog)
     _starts_epoch: bool = False

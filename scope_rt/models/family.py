@@ -29,8 +29,9 @@ T = TypeVar("T")
 class WeightsPlace:
     """Where the generator stands in a project's own file."""
 
-    state_dict: str = ""
-    """The key in a .pt that has several; "" where the file is the state dict."""
+    state_dicts: tuple[str, ...] = ("",)
+    """The key in a .pt that has several, or the keys of several that the project publishes, each in
+    a file of its own; "" where the file is the state dict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

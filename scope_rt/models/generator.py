@@ -238,7 +238,9 @@ class ChunkGenerator:
         if self.recaches and self.cache.indices.global_end_index:
             self._recache(context, enter_call)
             return
-        self._recompute(context, tensors[LATENTS_IN].shape[1], enter_call)
+        # A rollout begins where its context does; Krea's recompute is told at its chunk.
+        at_frame = 0 if envelope.clean_pass else context.shape[1]
+        self._recompute(context, tensors[LATENTS_IN].shape[1], enter_call, at_frame)
         self._origin_frame = envelope.current_start_frame - context.shape[1]
 
     def _check_text(self, envelope: PPEnvelope, digest: str) -> None:
@@ -250,7 +252,11 @@ class ChunkGenerator:
             )
 
     def _recompute(
-        self, context_BFCHW: Tensor, block_frames: int, enter_call: Callable[[], None]
+        self,
+        context_BFCHW: Tensor,
+        block_frames: int,
+        enter_call: Callable[[], None],
+        at_frame: int,
     ) -> None:
         """Rebuild the cache from clean latents, under the text in effect: one call at t=0."""
         _, num_frames, _, height, width = context_BFCHW.shape
@@ -264,7 +270,7 @@ class ChunkGenerator:
             turn=self._turn(window, num_frames, (height // 2, width // 2)),
         )
         rope = self._given_rope(range(num_frames), (height // 2, width // 2))
-        self._call(context_BFCHW, 0.0, rope, attend, enter_call, num_frames)
+        self._call(context_BFCHW, 0.0, rope, attend, enter_call, at_frame)
         self.cache.advance(window)
 
     def _recache(self, context_BFCHW: Tensor, enter_call: Callable[[], None]) -> None:

@@ -32,6 +32,8 @@ class Layout:
     family: Family
     config: CausalWanConfig
     weights: WeightFiles
+    state_dict: str
+    """The key under which the weights stand in their file; "" where the file is the state dict."""
     lora: FoundPart | None
     """That is merged into the weights."""
     config_path: Path
@@ -80,6 +82,7 @@ class Layout:
             family=family,
             config=config,
             weights=weights,
+            state_dict="",
             lora=None,
             config_path=transformer / "config.json",
             vae=folder / "vae",
@@ -94,7 +97,8 @@ class Layout:
         if recipe is None:
             if found.problems and (listing.unreadable or not found.transformers):
                 raise UserInputError(found.problems[0])
-            family = _only_family(folder, found.families, found.transformers)
+            families = _with_config(folder, found.families)
+            family = _only_family(folder, families, found.transformers)
         else:
             family = Family.named(recipe)
         family = family.in_folder(folder)
@@ -110,6 +114,7 @@ class Layout:
             weights=WeightFiles.of_state_dict(
                 [folder / file for file in transformer.files], transformer.key
             ),
+            state_dict=transformer.key,
             lora=lora,
             config_path=config_path,
             vae=folder / _first(found.vaes),
@@ -138,7 +143,7 @@ class Layout:
         values = [
             family.lora and asdict(family.lora),
             asdict(family.recipe),
-            asdict(family.weights),
+            self.state_dict,
         ]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -161,12 +166,25 @@ def _family_of_class(folder: Path, config: Path) -> Family:
     )
 
 
+def _with_config(folder: Path, families: Sequence[str]) -> Sequence[str]:
+    """Of several families, that whose project's own configuration lies there."""
+    there = [name for name in families if _has_config(folder, name)]
+    return there if len(there) == 1 else families
+
+
+def _has_config(folder: Path, family: str) -> bool:
+    project = Family.named(family).project
+    return project is not None and (folder / project.files[-1]).is_file()
+
+
 def _only_family(where: Path, families: Sequence[str], transformers: Sequence[FoundPart]) -> Family:
     """Raises UserInputError where files tell no family, or several."""
     if len(families) == 1:
         return Family.named(families[0])
     what = where / str(transformers[0])
-    choices = "; ".join(_in_words(name, transformers) for name in families or family_names())
+    near = [name for name in family_names() if _has_config(where, name)] if families else []
+    names = dict.fromkeys([*families, *near] or family_names())
+    choices = "; ".join(_in_words(name, transformers) for name in names)
     said = "may be of several families" if families else "tells no family"
     raise UserInputError(
         f"{what} {said} of checkpoints; name one with --recipe, or give a .toml file of your own: "
@@ -176,16 +194,16 @@ def _only_family(where: Path, families: Sequence[str], transformers: Sequence[Fo
 
 def _in_words(name: str, transformers: Sequence[FoundPart]) -> str:
     """A family, and what it takes that is not there."""
-    key = Family.named(name).weights.state_dict
-    if not key or not transformers or any(part.key == key for part in transformers):
+    keys = Family.named(name).weights.state_dicts
+    if "" in keys or any(part.key in keys for part in transformers):
         return name
-    return f"{name} (takes {key!r}, which is not there)"
+    return f"{name} (takes {' or '.join(map(repr, keys))}, which is not there)"
 
 
 def _transformer(folder: Path, found: Recognised, family: Family) -> FoundPart:
     """The one that the family streams. Raises UserInputError where it is not there."""
-    key = family.weights.state_dict
-    fitting = [part for part in found.transformers if part.key == key]
+    keys = family.weights.state_dicts
+    fitting = [part for part in found.transformers if part.key in keys]
     if len(fitting) == 1:
         return fitting[0]
     if len(fitting) > 1:
@@ -196,7 +214,7 @@ def _transformer(folder: Path, found: Recognised, family: Family) -> FoundPart:
     if not found.transformers and found.problems:
         raise UserInputError(found.problems[0])
     have = ", ".join(str(folder / str(part)) for part in found.transformers)
-    want = f"{key!r} of a .pt" if key else "a file that is one state dict"
+    want = " or ".join(f"{key!r} of a .pt" if key else "a file of one state dict" for key in keys)
     raise UserInputError(
         f"{have}: recipe {family.name} takes {want}; copy the project's own file, or name another "
         "family with --recipe"

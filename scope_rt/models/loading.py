@@ -289,6 +289,8 @@ class ModelFolder:
             text_dim=config.text_dim,
             dtype=NAMES[dtype],
             context_frames=self.recipe.context_frames,
+            rollout_frames=self.recipe.rollout_frames,
+            rollout_overlap=self.recipe.rollout_overlap,
         )
 
 

@@ -58,8 +58,15 @@ def recipe_entries(
                 for entry, (said, each) in _of_model(path, value).items()
             }
         elif name in _NAMES:
+            if name.startswith("denoising_step_list") and _ends_clean(value):
+                value = value[:-1]
             found[_NAMES[name]] = (f"{path}: {name}", value)
     return found
+
+
+def _ends_clean(steps: Any) -> bool:
+    """Whether a list ends with the clean pass, which no project's code takes for a step."""
+    return isinstance(steps, list) and len(steps) > 1 and steps[-1] == 0
 
 
 def _of_model(path: Path, kwargs: Any) -> dict[str, tuple[str, Any]]:

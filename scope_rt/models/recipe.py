@@ -43,6 +43,11 @@ class Recipe:
     """Nominal steps of an epoch's first chunk; empty where it has those of all others."""
     kv_cache_attention_bias: float = 1.0
     """Weight of past chunks where nobody asks for another."""
+    rollout_frames: int = 0
+    """After so many frames in the cache a new rollout begins, at position 0; 0 for no end."""
+    rollout_overlap: int = 0
+    """Frames of a rollout that the one before has made: a picture of it, encoded again, and its
+    last latents."""
     positions: Positions = Positions.IN_EPOCH
     new_text: NewText = NewText.KEEP_CACHE
     recompute_text: RecomputeText = RecomputeText.CURRENT
@@ -72,6 +77,12 @@ class Recipe:
     def clean_pass(self) -> bool:
         return self.cache_upkeep is CacheUpkeep.CLEAN_PASS
 
+    def rolls_at(self, start_frame: int) -> bool:
+        """Whether a chunk that starts there is the first of a rollout but not of its epoch."""
+        after = start_frame - self.rollout_frames
+        period = self.rollout_frames - self.rollout_overlap
+        return self.rollout_frames > 0 and after >= 0 and after % period == 0
+
     @property
     def recaches(self) -> bool:
         """Whether a new text makes the latest frames again, where they lie."""
@@ -85,6 +96,8 @@ class Recipe:
         it is given all frames that a chunk sees beside itself. One that re-caches is given as many
         as its cache holds, then and with every new text.
         """
+        if self.rollout_frames:
+            return self.rollout_frames
         if self.recaches:
             return self.sink_frames + self.window_frames
         if self.clean_pass:
@@ -186,6 +199,7 @@ class Recipe:
                 f"window_frames is {self.window_frames}, want at least frames_per_block, "
                 f"which is {self.frames_per_block}"
             )
+        self._check_rollouts()
         if not self.clean_pass:
             self._check_recompute()
         elif self.recompute_text is not RecomputeText.CURRENT:
@@ -197,6 +211,22 @@ class Recipe:
             raise ValueError(
                 f"kv_cache_num_frames is {self.kv_cache_num_frames}, want 0 with cache_upkeep "
                 "clean_pass"
+            )
+
+    def _check_rollouts(self) -> None:
+        frames, overlap, block = self.rollout_frames, self.rollout_overlap, self.frames_per_block
+        if not frames and not overlap:
+            return
+        if not 0 < overlap < frames <= self.window_frames or frames % block or overlap % block:
+            raise ValueError(
+                f"rollout_frames is {frames}, rollout_overlap is {overlap}, want multiples of "
+                f"{block}, the second below the first, and that at most window_frames "
+                f"{self.window_frames}"
+            )
+        if not self.clean_pass or self.sink_frames or self.recaches:
+            raise ValueError(
+                f"rollout_frames is {frames}, want 0 but with cache_upkeep clean_pass, no "
+                "sink_frames, and new_text keep_cache"
             )
 
     def _check_recompute(self) -> None:

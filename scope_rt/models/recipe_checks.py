@@ -62,6 +62,8 @@ _ENTRIES: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
             lambda value: _is_number(value) and 0 < value <= 1,
             "a number above 0 and at most 1",
         ),
+        "rollout_frames": _whole(0),
+        "rollout_overlap": _whole(0),
         "latent_limit": (
             lambda value: value is None or (_is_number(value) and value > 0),
             "a number above 0, or null",
@@ -77,6 +79,8 @@ OPTIONAL = frozenset(
         "new_text",
         "positions",
         "recompute_text",
+        "rollout_frames",
+        "rollout_overlap",
         "transition_weights",
     }
 )

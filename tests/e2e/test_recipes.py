@@ -122,3 +122,40 @@ def test_positions_in_the_window_are_those_in_the_epoch_until_it_rolls(tmp_path:
     change = ScheduledEvent(chunk_index=3, recompute=True)
     got = chunks(tmp_path, recipe, change)
     assert are_same(got, chunks(tmp_path, RECIPE, change)) == [True, True, False, False, False]
+
+
+ROLLING = replace(RECIPE, sink_frames=0, rollout_frames=6, rollout_overlap=3)
+
+
+def test_a_rollout_begins_anew_with_the_end_of_the_last_one(tmp_path: Path) -> None:
+    got = chunks(tmp_path, ROLLING, num_chunks=5)
+    assert [chunk.recomputed for chunk in got] == [False, False, True, True, True]
+    longer = replace(ROLLING, window_frames=9, rollout_frames=9)
+    got = chunks(tmp_path, longer, num_chunks=7)
+    assert [chunk.recomputed for chunk in got] == [False, False, False, True, False, True, False]
+    kept = chunks(tmp_path, replace(RECIPE, sink_frames=0, window_frames=9), num_chunks=7)
+    assert are_same(got, kept) == [True, True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("lost_after", [4, 5])
+def test_a_rollout_that_is_resumed_in_its_middle_rebuilds_all_of_it(
+    tmp_path: Path, lost_after: int
+) -> None:
+    """A rebuilt cache has other roundings, and no other past."""
+    recipe = replace(ROLLING, window_frames=9, rollout_frames=9)
+    folder = write_tiny_folder(tmp_path / "model", recipe)
+
+    def config(resume: bool | None) -> StreamConfig:
+        place = {"log": tmp_path / "log", "snapshot": tmp_path / "snapshot"}
+        return StreamConfig.of(folder, seed=3, integrity="strict", resume=resume, **place)
+
+    want = chunks(tmp_path / "model", recipe, num_chunks=8)
+    with StreamSession(config(None)) as session:
+        stream = session.stream(FIRST, num_chunks=8, acknowledged=lambda: lost_after)
+        for _ in range(lost_after):
+            next(stream)
+        session.log.close()
+    with StreamSession(config(True)) as session:
+        rest = list(session.stream("none", num_chunks=8, acknowledged=lambda: lost_after))
+    for mine, other in zip(rest, want[lost_after:], strict=True):
+        assert torch.allclose(mine.latents, other.latents, atol=1e-4)

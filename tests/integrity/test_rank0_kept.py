@@ -11,6 +11,7 @@ from scope_contracts.errors import IntegrityError, UserInputError
 from scope_rt.checks import Checks
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.context import ContextMemory
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.faults import FaultPoint
 from scope_rt.session import StreamSession
@@ -57,7 +58,7 @@ def test_a_recompute_model_recomputes_from_what_arrived(tmp_path: Path, mode: st
 
     def change(session: StreamSession, chunk: Chunk) -> None:
         if chunk.chunk_index == AT - 1:
-            assert session._context is not None
+            assert isinstance(session._context, ContextMemory)
             kept = session._context._frames if mode == "r0a" else session._context._recent
             with torch.inference_mode():
                 kept.view(-1)[7] += 1

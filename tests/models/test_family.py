@@ -91,7 +91,10 @@ def test_a_configuration_that_no_stream_could_follow_is_refused_in_one_sentence(
         ("[weights]\nstate_dict = 'x'", "has no table recipe"),
         ("[recipe]\nfps = 16", r"\[recipe\]: missing entries: cache_upkeep"),
         ("[recipe]\n[weights]\nkey = 'x'", r"\[weights\] 'key' is no entry"),
-        ("[recipe]\n[weights]\nstate_dict = 3", r"\[weights\] state_dict: got 3, want a text"),
+        (
+            "[recipe]\n[weights]\nstate_dicts = 3",
+            r"\[weights\] state_dicts: got 3, want a list of texts",
+        ),
         ("[recipe]\n[project]\nfiles = []\ntakes = ['adaptor']", r"did you mean 'adapter'"),
         ("[recipe]\n[lora]\nrank = 8\nalpha = 8", r"\[lora\]: .*state_dict"),
     ],

@@ -79,7 +79,9 @@ def test_the_recipe_is_part_of_the_fingerprint_where_the_folder_has_none(folder:
 def test_the_weights_that_the_recipe_takes_are_part_of_the_fingerprint(folder: Path) -> None:
     def fingerprint(key: str) -> str:
         family = replace(
-            Family.named("self-forcing-1.3b"), weights=WeightsPlace(state_dict=key), project=None
+            Family.named("self-forcing-1.3b"),
+            weights=WeightsPlace(state_dicts=(key,)),
+            project=None,
         )
         (recipe := folder.parent / f"{key}.toml").write_text(family.to_toml())
         return ModelFolder.open(folder, str(recipe)).fingerprint()

@@ -3,7 +3,7 @@
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from scope_contracts.envelope import PlanId
 from scope_lab.rollouts.recording import RecordedNoise, Recording
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
-from scope_rt.control.context import ContextMemory
+from scope_rt.control.context import AnchorEncoder, Context
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.family import Family
 from scope_rt.session import StreamSession
@@ -55,6 +55,7 @@ class RecordedSetup(StreamSetup):
     family: Family
     calls: list[tuple[float, int, int, int]] = field(default_factory=list)
     """Timestep, first token and indices of each generator call of this rank."""
+    encoded: dict[int, Tensor] = field(default_factory=dict)
     contexts: list[Tensor] = field(default_factory=list)
     """What recomputes were given."""
 
@@ -66,22 +67,28 @@ class RecordedSetup(StreamSetup):
         where = (indices.global_end_index, indices.local_end_index)
         self.calls.append((timestep, start_token, *where))
 
-    def context_memory(self) -> ContextMemory:
-        consumed = self.contexts
+    def anchor_encoder(self) -> AnchorEncoder:
+        anchors = self.recording.anchors(self.family)
 
-        class Watched(ContextMemory):
-            def context(self, *, holds_cache: bool = False) -> Tensor:
-                consumed.append(super().context(holds_cache=holds_cache))
-                return consumed[-1]
+        def recorded(frames_BTHWC: Tensor) -> Tensor:
+            """Asked again for the same frames, the same anchor."""
+            key = hash(frames_BTHWC.numpy().tobytes())
+            if key not in self.encoded:
+                self.encoded[key] = next(anchors)
+            return self.encoded[key]
 
-        anchors: Iterator[Tensor] = self.recording.anchors(self.family)
-        return Watched(
-            self.recipe,
-            anchor=self.recompute.anchor,
-            encode_anchor=lambda frames: next(anchors),
-            first_latent_frames=self.codec_sizes.first_latent_frames,
-            temporal_stride=self.codec_sizes.temporal_stride,
-        )
+        return recorded
+
+    def context_memory(self) -> Context:
+        memory, consumed = super().context_memory(), self.contexts
+        ask = memory.context
+
+        def context(*, holds_cache: bool = False) -> Tensor:
+            consumed.append(ask(holds_cache=holds_cache))
+            return consumed[-1]
+
+        memory.context = context  # type: ignore[method-assign]
+        return memory
 
 
 def run(asked: RolloutRun) -> None:
@@ -144,18 +151,13 @@ def difference(got: Tensor, want: Tensor) -> float:
 
 def _context_difference(setup: RecordedSetup) -> float:
     """Of what recomputes and re-caches were given; 0 where none is recorded."""
-    tensors = setup.recording.tensors
-    names = [n for n in tensors if n.startswith(("recompute.", "recache."))]
-    recorded = sorted(
-        (n for n in names if n.endswith((".context", ".frames"))),
-        key=lambda n: int(n.split(".")[1]),
-    )
+    recorded = setup.recording.contexts()
     if not recorded:
         return 0.0
     if len(recorded) != len(setup.contexts):
         return math.inf
     pairs = zip(setup.contexts, recorded, strict=True)
-    return max(difference(mine, tensors[name]) for mine, name in pairs)
+    return max(difference(mine, theirs) for mine, theirs in pairs)
 
 
 def _pixels(setup: RecordedSetup, chunks: Sequence[Chunk]) -> dict[str, object]:
@@ -175,7 +177,7 @@ def _pixels(setup: RecordedSetup, chunks: Sequence[Chunk]) -> dict[str, object]:
         "pixels_max_abs_diff": difference(got, want[:num]) if num else None,
         "num_pixels_compared": num,
         "pixels_recorded": len(want),
-        "decoder": "official, the stream's own",
+        "decoder": setup.recording.decoder,
         "shown_as_decoded": are_shown,
     }
 

@@ -74,7 +74,8 @@ class Recording:
                 f"cannot read the recording {path}: {error!r}; give a folder with "
                 "NAME.rollout.safetensors and .json, and the NAME"
             ) from error
-        missing = [each for each in _TENSORS if not any(n.endswith(each) for n in tensors)]
+        tensors = _in_one(tensors)
+        missing = [each for each in _TENSORS if each not in tensors]
         if missing or "calls" not in details:
             raise UserInputError(f"{path} lacks {', '.join(missing or ['calls'])}; copy it again")
         return cls(path=path, tensors=tensors, details=details)
@@ -142,11 +143,24 @@ class Recording:
 
     def anchors(self, family: Family) -> Iterator[Tensor]:
         """First frames of recorded contexts that the project's own decoder and encoder made."""
+        yield from (start[:, :1] for start in self._starts())
         block, most = family.recipe.frames_per_block, family.recipe.kv_cache_num_frames
         for chunk in range(1, self.num_chunks(family)):
             context = self.tensors.get(f"recompute.{chunk}.context")
             if context is not None and chunk * block > most:
                 yield context[:, :1]
+
+    def contexts(self) -> list[Tensor]:
+        """What recomputes, re-caches and later rollouts were given, in order."""
+        names = [n for n in self.tensors if n.startswith(("recompute.", "recache."))]
+        given = [name for name in names if name.endswith((".context", ".frames"))]
+        given.sort(key=lambda name: int(name.split(".")[1]))
+        return [*(self.tensors[name] for name in given), *self._starts()]
+
+    def _starts(self) -> list[Tensor]:
+        """What later rollouts began with."""
+        names = sorted((n for n in self.tensors if n.endswith(".start_latents")), key=_rollout_of)
+        return [self.tensors[name] for name in names]
 
     def text_embeds(self, num_rows: int) -> Tensor:
         """`[prompts, num_rows, width]`, zero past each prompt."""
@@ -170,6 +184,17 @@ class Recording:
                 differing = (i for i, each in enumerate(differences) if each)
                 num = min(num, next(differing, len(differences)))
         return num
+
+    @property
+    def decoder(self) -> str:
+        """Which decode recorded pixels are compared with."""
+        official = "the official one, which is the stream's"
+        if self._starts():
+            return f"{official}; the first rollout, for the project decodes each by itself"
+        num, all_of_them = self.num_comparable_pixels(), len(self.tensors.get("pixels", ()))
+        if num < all_of_them:
+            return f"{official}; the project's own makes other pictures from picture {num} on"
+        return official
 
     def as_recorded(self, video_TCHW: Tensor) -> Tensor:
         """Video in [-1, 1] in the range of the recorded pixels."""
@@ -207,3 +232,38 @@ class Recording:
             "window_frames": context + family.recipe.frames_per_block,
         }
         return {name: (where, value) for name, value in entries.items()}
+
+
+def _in_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A recording of several rollouts with noise and latents of all that is new in each, in turn.
+
+    A later rollout is recorded with what it began with, for which no noise is used.
+    """
+    numbers = sorted({_rollout_of(name) for name in tensors if _rollout_of(name) >= 0})
+    if not numbers or "latents" in tensors:
+        return tensors
+    joined = dict(tensors)
+    for name, axis in (("noise", 1), ("latents", 1), ("renoise", 0)):
+        parts = []
+        for number in numbers:
+            start = tensors.get(f"rollout{number}.start_latents")
+            part = tensors.get(f"rollout{number}.{name}")
+            if part is None:
+                continue
+            latents = tensors[f"rollout{number}.latents"]
+            has_start = start is not None and part.shape[axis] == latents.shape[1]
+            begun = start is not None and torch.equal(latents[:, 1 : start.shape[1]], start[:, 1:])
+            if axis and start is not None and has_start and begun:
+                part = part[:, start.shape[1] :]
+            parts.append(part)
+        if parts:
+            joined[name] = torch.cat(parts, dim=axis)
+    if "pixels" not in joined and "rollout0.pixels" in joined:
+        joined["pixels"] = joined["rollout0.pixels"]
+    return joined
+
+
+def _rollout_of(name: str) -> int:
+    """The number in `rollout1.noise`; -1 of other names."""
+    number = name.partition(".")[0].removeprefix("rollout")
+    return int(number) if name.startswith("rollout") and number.isdecimal() else -1
