@@ -131,8 +131,9 @@ class CacheConfig(_Part):
     kv_cache: str = _setting("ring", variable="SCOPE_KV_CACHE")
     """`ring`, `quantized`, `h2o`, `paged` or `hierarchical`, all but `ring` also with a codec
     (`quantized:int4`)."""
-    kv_cache_attention_bias: float = _setting(1.0, bounds=Bounds(above=0, most=1))
-    """Weight of past chunks, 0 < bias <= 1; a transition may leave it and comes back to it."""
+    kv_cache_attention_bias: float | None = _setting(None, bounds=Bounds(above=0, most=1))
+    """Weight of past chunks, 0 < bias <= 1; a transition may leave it and comes back to it. None is
+    the recipe's."""
     recompute: str | None = _setting(None)
     """`r1`, `r0a` or `r0`, for models that keep their cache by recompute; None is `r0a`."""
     kv_cache_recompute_every: int | None = _setting(

@@ -127,6 +127,12 @@ class StreamSetup:
         return torch.device("cpu")
 
     @property
+    def kv_cache_attention_bias(self) -> float:
+        """The resting one: as asked for, or the recipe's."""
+        asked = self.config.cache.kv_cache_attention_bias
+        return self.recipe.kv_cache_attention_bias if asked is None else asked
+
+    @property
     def noise(self) -> NoiseSource:
         """Where every rank draws its noise."""
         return SeededNoise()
@@ -251,7 +257,7 @@ class StreamSetup:
             height=self.height,
             width=self.width,
             base_seed=self.config.sampling.seed,
-            kv_cache_attention_bias=self.config.cache.kv_cache_attention_bias,
+            kv_cache_attention_bias=self.kv_cache_attention_bias,
             recompute_every=self.recompute.every,
             bring_up=self.config.mesh.bring_up,
         )

@@ -117,25 +117,30 @@ def prepare(request: StreamRequest, environment: LaunchEnvironment | None = None
             fps=setup.recipe.fps,
             first_frames=num_frames(sizes, num_latents, starts_epoch=True),
             later_frames=num_frames(sizes, num_latents, starts_epoch=False),
+            resting_bias=setup.kv_cache_attention_bias,
         ),
         files=files,
     )
 
 
-def transition_of(request: StreamRequest) -> TransitionSpec | None:
+def transition_of(request: StreamRequest, *, resting_bias: float) -> TransitionSpec | None:
     """How new prompts come in; None is at once."""
     if request.transition == 0:
         return None
-    resting = request.config.cache.kv_cache_attention_bias
     return TransitionSpec(
         num_chunks=request.transition,
         method=Interpolation(request.transition_method),
-        bias_floor=resting if request.transition_bias is None else request.transition_bias,
+        bias_floor=resting_bias if request.transition_bias is None else request.transition_bias,
     )
 
 
 def place_events(
-    request: StreamRequest, *, fps: int, first_frames: int, later_frames: int
+    request: StreamRequest,
+    *,
+    fps: int,
+    first_frames: int,
+    later_frames: int,
+    resting_bias: float = 1.0,
 ) -> Timeline:
     """Put every event at the first chunk that starts at its time or later.
 
@@ -163,7 +168,7 @@ def place_events(
         at_chunk[timed.at_s]: timed.prompt
         for timed in sorted(request.prompt_at, key=lambda timed: timed.at_s)
     }
-    transition = transition_of(request)
+    transition = transition_of(request, resting_bias=resting_bias)
     events = [
         ScheduledEvent(
             chunk_index=index,

@@ -174,7 +174,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-attention-bias",
         type=_bias,
         metavar="BIAS",
-        help="0 < BIAS <= 1; below 1, the past weighs less (default 1.0)",
+        help="0 < BIAS <= 1; below 1, the past weighs less (default: the model's, mostly 1.0)",
     )
     add(
         "--kv-cache",

@@ -193,7 +193,7 @@ def summarise(
         height=setup.height,
         width=setup.width,
         fps=fps,
-        kv_cache_attention_bias=config.cache.kv_cache_attention_bias,
+        kv_cache_attention_bias=setup.kv_cache_attention_bias,
         prompt=request.prompt,
         events=job.timeline.events,
         ignored_events=job.timeline.ignored,

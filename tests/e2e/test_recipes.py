@@ -159,3 +159,10 @@ def test_a_rollout_that_is_resumed_in_its_middle_rebuilds_all_of_it(
         rest = list(session.stream("none", num_chunks=8, acknowledged=lambda: lost_after))
     for mine, other in zip(rest, want[lost_after:], strict=True):
         assert torch.allclose(mine.latents, other.latents, atol=1e-4)
+
+
+def test_the_past_weighs_what_the_recipe_says_unless_another_is_asked_for(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, kv_cache_attention_bias=0.5)
+    got, plain = chunks(tmp_path, recipe, num_chunks=3), chunks(tmp_path, RECIPE, num_chunks=3)
+    assert are_same(got, plain) == [True, False, False]
+    assert all(are_same(chunks(tmp_path, recipe, num_chunks=3, kv_cache_attention_bias=1.0), plain))
