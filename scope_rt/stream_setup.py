@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from scope_contracts.cache_spec import CacheChoice, CacheIndices, KVCacheSpec
+from scope_contracts.cache_spec import CacheChoice, CacheIndices, CacheKind, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError, shown
 from scope_contracts.geometry import ChunkGeometry
@@ -103,7 +103,9 @@ class StreamSetup:
             cache=cache,
             codec_sizes=model.codec_sizes(),
             geometry=geometry,
-            cache_spec=_cache_spec(model, geometry, cache, height=height, width=width),
+            cache_spec=_cache_spec(
+                model, geometry, cache, tp=topology.tp_degree, height=height, width=width
+            ),
             **more,
         )
         setup._load_parts()
@@ -392,13 +394,25 @@ def _check_size(*, height: int, width: int, multiple: int) -> None:
 
 
 def _cache_spec(
-    model: ModelFolder, geometry: ChunkGeometry, cache: CacheChoice, *, height: int, width: int
+    model: ModelFolder,
+    geometry: ChunkGeometry,
+    cache: CacheChoice,
+    *,
+    tp: int,
+    height: int,
+    width: int,
 ) -> KVCacheSpec:
     _, _, _, rows, columns = geometry.latent_shape(height, width)
+    heads = model.config.num_attention_heads
+    if heads % tp and cache.kind is CacheKind.H2O:  # heads of zeros attend to all frames alike
+        raise UserInputError(
+            f"kv_cache {cache} adds up what heads attend to, and the model's {heads} heads are not "
+            f"shared evenly by tp {tp}; use ring"
+        )
     try:
         return KVCacheSpec(
             num_layers=model.config.num_layers,
-            num_heads=model.config.num_attention_heads,
+            num_heads=model.config.heads_of_rank(tp) * tp,
             head_dim=model.config.attention_head_dim,
             frame_tokens=rows * columns // 4,
             sink_frames=model.recipe.sink_frames,

@@ -91,7 +91,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: CausalWanConfig, tp_degree: int) -> None:
         super().__init__()
-        local = config.dim // tp_degree
+        local = config.heads_of_rank(tp_degree) * config.attention_head_dim
         self.to_q = nn.Linear(config.dim, local)
         self.to_k = nn.Linear(config.dim, local)
         self.to_v = nn.Linear(config.dim, local)
@@ -109,7 +109,7 @@ def row_parallel(x: Tensor, linear: nn.Module, group: Collectives) -> Tensor:
 class FeedForward(nn.Module):
     def __init__(self, config: CausalWanConfig, tp_degree: int) -> None:
         super().__init__()
-        local = config.ffn_dim // tp_degree
+        local = config.channels_of_rank(tp_degree)
         self.net = nn.ModuleList(
             [
                 nn.ModuleDict({"proj": nn.Linear(config.dim, local)}),

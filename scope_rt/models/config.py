@@ -28,6 +28,14 @@ class CausalWanConfig:
     def dim(self) -> int:
         return self.num_attention_heads * self.attention_head_dim
 
+    def heads_of_rank(self, tp_degree: int) -> int:
+        """Heads of each rank; where they do not come out even, the last rank's end with zeros."""
+        return -(-self.num_attention_heads // tp_degree)
+
+    def channels_of_rank(self, tp_degree: int) -> int:
+        """Feed-forward channels of each rank, likewise."""
+        return -(-self.ffn_dim // tp_degree)
+
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
         """Read `folder/config.json`, as diffusers writes it.

@@ -192,7 +192,7 @@ class ModelFolder:
         for path, tensors in self.weights.by_file():
             file = path.relative_to(self.path).as_posix()
             for name, tensor in tensors:
-                shard = shard_of(name, group)
+                shard = shard_of(name, group, head_dim=self.config.attention_head_dim)
                 part = tensor.read(shard)
                 digest = stored[f"{file}/{name}"] = shard_digest(part, shard)
                 if name in low_rank:
@@ -335,7 +335,10 @@ def build_transformer(
         UserInputError: the heads do not divide, or the weights are not this config's.
     """
     check_degree(config, group.size)
-    slices = {name: w.to(device, dtype) for name, w in shards_of(weights, group).items()}
+    slices = {
+        name: w.to(device, dtype)
+        for name, w in shards_of(weights, group, head_dim=config.attention_head_dim).items()
+    }
     return _with_slices(config, slices, group)
 
 

@@ -27,7 +27,7 @@ SHARD_AXIS = {
 
 
 def check_degree(config: CausalWanConfig, tp_degree: int) -> None:
-    """Refuse a TP degree that cuts through a head or leaves a remainder.
+    """Refuse a TP degree that leaves a rank without a head, or without a feed-forward channel.
 
     Raises:
         UserInputError: naming the degrees that work.
@@ -35,13 +35,15 @@ def check_degree(config: CausalWanConfig, tp_degree: int) -> None:
     fits = [
         degree
         for degree in range(1, config.num_attention_heads + 1)
-        if config.num_attention_heads % degree == 0 and config.ffn_dim % degree == 0
+        if (degree - 1) * config.heads_of_rank(degree) < config.num_attention_heads
+        and (degree - 1) * config.channels_of_rank(degree) < config.ffn_dim
     ]
     if tp_degree not in fits:
         choices = ", ".join(map(str, fits))
         raise UserInputError(
             f"tp {tp_degree} does not divide the model's {config.num_attention_heads} heads and "
-            f"{config.ffn_dim} feed-forward channels; choose one of {choices}"
+            f"{config.ffn_dim} feed-forward channels so that each rank has some; choose one of "
+            f"{choices}"
         )
 
 
@@ -50,18 +52,24 @@ def is_sharded(name: str) -> bool:
     return name.endswith(tuple(SHARD_AXIS))
 
 
-def shard_of(name: str, group: Collectives) -> Shard:
-    """This rank's part of the weight `name`; whole where the weight is not sharded."""
+def shard_of(name: str, group: Collectives, *, head_dim: int = 1) -> Shard:
+    """This rank's part of the weight `name`; whole where the weight is not sharded.
+
+    Args:
+        head_dim: of the model, whose heads are not cut; needed where they do not come out even.
+    """
     for ending, axis in SHARD_AXIS.items():
         if name.endswith(ending):
-            return Shard(axis=axis, index=group.rank, num_parts=group.size)
+            unit = 1 if ".ffn." in name else head_dim
+            return Shard(axis=axis, index=group.rank, num_parts=group.size, unit=unit)
     return WHOLE
 
 
-def shards_of(weights: Mapping[str, Tensor], group: Collectives) -> dict[str, Tensor]:
+def shards_of(
+    weights: Mapping[str, Tensor], group: Collectives, *, head_dim: int = 1
+) -> dict[str, Tensor]:
     """This rank's parts of whole `weights`."""
-    parts = {}
-    for name, weight in weights.items():
-        shard = shard_of(name, group)
-        parts[name] = weight.chunk(shard.num_parts, dim=shard.axis)[shard.index].contiguous()
-    return parts
+    return {
+        name: shard_of(name, group, head_dim=head_dim).of(weight).contiguous()
+        for name, weight in weights.items()
+    }

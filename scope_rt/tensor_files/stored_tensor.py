@@ -21,17 +21,37 @@ from scope_contracts.errors import UserInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """Part number `index` of `num_parts` equal parts along `axis`."""
+    """Part number `index` of `num_parts` equal parts along `axis`.
+
+    Parts are of whole `unit`s; where they do not come out even, the last part ends with zeros.
+    """
 
     axis: int
     index: int
     num_parts: int
+    unit: int = 1
+
+    def size_of(self, whole: int) -> int:
+        """Of each part of an axis of `whole`, zeros included."""
+        return -(-whole // (self.unit * self.num_parts)) * self.unit
+
+    def range_in(self, whole: int) -> range:
+        """What of an axis of `whole` is in this part."""
+        size = self.size_of(whole)
+        return range(min(whole, self.index * size), min(whole, (self.index + 1) * size))
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part of `tensor`: a view of it."""
+        """The part of `tensor`: a view of it, unless it ends with zeros."""
         if self.num_parts == 1:
             return tensor
-        return tensor.chunk(self.num_parts, dim=self.axis)[self.index]
+        whole = tensor.shape[self.axis]
+        mine = self.range_in(whole)
+        part = tensor.narrow(self.axis, mine.start, len(mine))
+        if (lacking := self.size_of(whole) - len(mine)) == 0:
+            return part
+        shape = [*tensor.shape]
+        shape[self.axis] = lacking
+        return torch.cat([part, tensor.new_zeros(shape)], dim=self.axis)
 
 
 WHOLE = Shard(axis=0, index=0, num_parts=1)
@@ -80,16 +100,21 @@ class TensorReader:
         """The part of `tensor` that `shard` names, in the dtype of the file, on the CPU."""
         if tensor.stride is not None:
             return self._read_strided(tensor, tensor.stride, shard)
-        shape = list(tensor.shape)
-        if shard.num_parts > 1:
-            shape[shard.axis] //= shard.num_parts
-        part = torch.empty(prod(shape) * tensor.dtype.itemsize, dtype=torch.uint8)
-        num_runs = prod(shape[: shard.axis])
-        run_bytes = len(part) // max(1, num_runs)
-        start, view = tensor.offset + shard.index * run_bytes, part.numpy().data
-        for run in range(num_runs):
-            run_start = start + run * run_bytes * shard.num_parts
-            self.fill(view[run * run_bytes : (run + 1) * run_bytes], run_start)
+        if shard.num_parts == 1:
+            part = torch.empty(tensor.num_bytes, dtype=torch.uint8)
+            self.fill(part.numpy().data, tensor.offset)
+            return part.view(tensor.dtype).view(tensor.shape)
+        shape, axis = list(tensor.shape), shard.axis
+        whole, mine = shape[axis], shard.range_in(shape[axis])
+        shape[axis] = shard.size_of(whole)
+        made = torch.zeros if len(mine) < shape[axis] else torch.empty
+        part = made(prod(shape) * tensor.dtype.itemsize, dtype=torch.uint8)
+        one = prod(shape[axis + 1 :]) * tensor.dtype.itemsize
+        view = part.numpy().data
+        for run in range(prod(shape[:axis])):
+            target = run * shape[axis] * one
+            source = tensor.offset + (run * whole + mine.start) * one
+            self.fill(view[target : target + len(mine) * one], source)
         return part.view(tensor.dtype).view(shape)
 
     def fill(self, target: memoryview, offset: int) -> None:

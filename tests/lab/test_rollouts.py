@@ -32,8 +32,10 @@ def test_a_window_that_rolls_and_its_sink_are_computed_as_recorded(folder: Path)
     assert report.latents_max_abs_diff > 0, "another implementation rounds otherwise"
 
 
-def test_a_cache_that_is_recomputed_before_each_chunk_is_as_recorded() -> None:
-    report = compare(KREA, "context6")
+@pytest.mark.parametrize(("plan", "tp"), [(PlanId.SINGLE, 1), (PlanId.TP_V1_1, 2)])
+def test_a_cache_that_is_recomputed_before_each_chunk_is_as_recorded(plan: PlanId, tp: int) -> None:
+    """Its 5 heads are not shared evenly by two ranks."""
+    report = compare(KREA, "context6", plan=plan, tp=tp)
     assert report.passed, report
 
 
