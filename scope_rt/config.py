@@ -67,7 +67,7 @@ class ModelConfig(_Part):
     """What is generated: sizes in pixels, None takes the model's own."""
 
     folder: str = _setting("tiny", name="model")
-    """A model folder, or "tiny" for the embedded model."""
+    """A model folder, a checkpoint's own file in one, or "tiny" for the embedded model."""
     recipe: str | None = _setting(None)
     """How it is sampled: the name of a family of checkpoints, or a TOML file; None is what the
     model's files tell."""

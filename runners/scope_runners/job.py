@@ -106,6 +106,11 @@ def prepare(request: StreamRequest, environment: LaunchEnvironment | None = None
     )
     register_parts(request.parts)
     setup = StreamSetup.of(config, environment)
+    if request.image is not None:
+        raise UserInputError(
+            f"--image {request.image}: recipe {setup.model.layout.family.name} begins with noise, "
+            "and takes no start frame; leave it out"
+        )
     if setup.environment.rank == 0:
         _check_prompts(request, setup)
     num_latents, sizes = setup.recipe.frames_per_block, setup.codec_sizes

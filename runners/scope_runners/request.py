@@ -51,6 +51,7 @@ class StreamRequest:
     out: Path
     trace: Path | None
     record: Path | None
+    image: Path | None
     threads: int
     oversubscribe: bool
     accept_quality_loss: bool
@@ -161,7 +162,8 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="FOLDER",
-        help=f"a model folder, or {EMBEDDED_MODEL!r} for the embedded model (default)",
+        help="a model folder, a checkpoint's own file in one, or "
+        f"{EMBEDDED_MODEL!r} for the embedded model (default)",
     )
     add(
         "--recipe",
@@ -186,6 +188,12 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--integrity",
         choices=[level.value for level in IntegrityLevel],
         help="how much is verified of what is computed (default: SCOPE_INTEGRITY, or default)",
+    )
+    add(
+        "--image",
+        type=Path,
+        metavar="FILE",
+        help="a picture to begin with, for a recipe that takes one; none does yet",
     )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")

@@ -22,6 +22,8 @@ from scope_rt.models.weight_files import WeightFiles
 from scope_rt.tensor_files.config_file import read_config
 from scope_rt.tensor_files.listing import listing_of
 
+_WAN_MODELS, _LEVELS = "wan_models", 3
+"""Beside a project's own file, so many folders up at most."""
 _PARTS = ("transformer", "vae", "text_encoder", "tokenizer")
 
 
@@ -29,6 +31,8 @@ _PARTS = ("transformer", "vae", "text_encoder", "tokenizer")
 class Layout:
     """A model's parts, found and told apart; nothing but headers and JSON has been read."""
 
+    root: Path
+    """The folder in which all of them lie."""
     family: Family
     config: CausalWanConfig
     weights: WeightFiles
@@ -47,7 +51,7 @@ class Layout:
 
     @classmethod
     def of(cls, folder: Path, recipe: str | None) -> Self:
-        """Find the parts in `folder`.
+        """Find the parts in `folder`, or around the file that has the transformer.
 
         Args:
             recipe: the name of a family or its TOML file; where None, files tell it.
@@ -55,6 +59,9 @@ class Layout:
         Raises:
             UserInputError: a part is missing or unknown, or files tell no family, or several.
         """
+        if folder.is_file():
+            root = folder_around(folder)
+            return cls._of_project(root, recipe, folder.relative_to(root).as_posix())
         if (folder / "transformer").is_dir() or (folder / RECIPE_NAME).exists():
             return cls._of_parts(folder, recipe)
         return cls._of_project(folder, recipe)
@@ -79,6 +86,7 @@ class Layout:
         # Whoever has a recipe of his own may have parts of his own, and these files of any name.
         parts = [folder] if own.exists() else [folder / part for part in _PARTS]
         return cls(
+            root=folder,
             family=family,
             config=config,
             weights=weights,
@@ -91,9 +99,9 @@ class Layout:
         )
 
     @classmethod
-    def _of_project(cls, folder: Path, recipe: str | None) -> Self:
+    def _of_project(cls, folder: Path, recipe: str | None, only: str | None = None) -> Self:
         listing = listing_of(folder)
-        found = recognised(listing)
+        found = recognised(listing, only)
         if recipe is None:
             if found.problems and (listing.unreadable or not found.transformers):
                 raise UserInputError(found.problems[0])
@@ -109,6 +117,7 @@ class Layout:
         tokenizer = folder / found.tokenizers[0]
         text_encoder = folder / _first(found.text_encoders)
         return cls(
+            root=folder,
             family=family,
             config=config,
             weights=WeightFiles.of_state_dict(
@@ -151,6 +160,17 @@ class Layout:
         """All files that what is computed follows from."""
         for place in self.places:
             yield from [place] if place.is_file() else model_files(place)
+
+
+def folder_around(file: Path) -> Path:
+    """Where the other parts lie, as the projects' instructions have it. Raises UserInputError."""
+    for folder in file.resolve().parents[:_LEVELS]:
+        if (folder / _WAN_MODELS).is_dir():
+            return folder
+    raise UserInputError(
+        f"{file} is a transformer at most, and no folder around it has {_WAN_MODELS}/ with VAE and "
+        "text encoder; give a folder that has all"
+    )
 
 
 def _family_of_class(folder: Path, config: Path) -> Family:
@@ -209,7 +229,8 @@ def _transformer(folder: Path, found: Recognised, family: Family) -> FoundPart:
     if len(fitting) > 1:
         names = ", ".join(map(str, fitting))
         raise UserInputError(
-            f"{folder} has several transformers that {family.name} could take: {names}; keep one"
+            f"{folder} has several transformers that {family.name} could take: {names}; name its "
+            "file in place of the folder"
         )
     if not found.transformers and found.problems:
         raise UserInputError(found.problems[0])

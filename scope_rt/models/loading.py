@@ -29,7 +29,7 @@ from scope_rt.models.content_cache import ContentCache
 from scope_rt.models.file_contents import model_files
 from scope_rt.models.fingerprint import shard_digest
 from scope_rt.models.folder_contents import FolderContents, fingerprint_of, stamps_of
-from scope_rt.models.layout import Layout
+from scope_rt.models.layout import Layout, folder_around
 from scope_rt.models.lora import Lora
 from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_rt.models.recipe import Recipe
@@ -62,7 +62,8 @@ class ModelFolder:
 
     @classmethod
     def open(cls, model: str | Path, recipe: str | None = None) -> Self:
-        """Open a model folder, or the embedded model by the name "tiny".
+        """Open a model folder, a checkpoint's own file with the rest of its model around it, or the
+        embedded model by the name "tiny".
 
         Args:
             recipe: the name of a family or its TOML file; where None, the folder tells it.
@@ -71,14 +72,14 @@ class ModelFolder:
             UserInputError: there is no such folder, or a part of it is missing or unknown.
         """
         path = embedded_folder() if model == EMBEDDED else Path(model)
-        if not path.is_dir():
-            state = "is a file" if path.exists() else "does not exist"
+        if not path.exists():
             raise UserInputError(
-                f"model folder {str(model)!r} {state}; give a folder, or {EMBEDDED!r} for "
+                f"model folder {str(model)!r} does not exist; give a folder, or {EMBEDDED!r} for "
                 f"the embedded model"
             )
-        at_open = stamps_of(path)
+        at_open = stamps_of(folder_around(path) if path.is_file() else path)
         layout = Layout.of(path, recipe)
+        path = layout.root
         _check_weights(layout)
         manifest = Manifest.read(path)
         return cls(

@@ -73,15 +73,27 @@ _VAE = "vae/ as diffusers writes it, or Wan2.1_VAE.pth"
 _TEXT_ENCODER = "text_encoder/ as diffusers writes it, or models_t5_umt5-xxl-enc-bf16.pth"
 
 
-def recognised(listing: Listing) -> Recognised:
-    """Tell what the files of a listing are. Pure: looks at nothing but the listing."""
+def recognised(listing: Listing, only: str | None = None) -> Recognised:
+    """Tell what the files of a listing are. Pure: looks at nothing but the listing.
+
+    Args:
+        only: the file whose transformer is meant, where others are none of the model.
+    """
     parts = parts_of(listing)
     found = {kind: [part for part in parts if part.kind is kind] for kind in Kind}
     # Beside a checkpoint, the model of an original folder is the one it was made from.
-    transformers = [each for each in found[Kind.TRANSFORMER] if not _is_base(each)]
+    transformers = [
+        each
+        for each in found[Kind.TRANSFORMER]
+        if (not _is_base(each) if only is None else only in each.files)
+    ]
     vaes, texts = found[Kind.VAE], found[Kind.TEXT_ENCODER]
     tokenizers = [name for name in listing.names if PurePosixPath(name).name == _TOKENIZER]
-    problems = [why for (_, key), why in listing.unreadable.items() if key in TAKEN_KEYS]
+    problems = [
+        why
+        for (file, key), why in listing.unreadable.items()
+        if key in TAKEN_KEYS and (only is None or only == file or _is_no_transformer(file))
+    ]
     if not transformers:
         problems.append(_no_transformer(listing, found[Kind.TRANSFORMER]))
     if not vaes:
@@ -103,6 +115,11 @@ def recognised(listing: Listing) -> Recognised:
         tokenizers=tuple(tokenizers),
         problems=tuple(problems),
     )
+
+
+def _is_no_transformer(file: str) -> bool:
+    """Whether a file that cannot be read is, by its name, none of the transformers."""
+    return not file.endswith((".pt", ".ckpt"))
 
 
 def class_family(class_name: object) -> tuple[str, ...]:

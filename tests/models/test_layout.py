@@ -155,3 +155,20 @@ def test_the_base_model_beside_a_checkpoint_is_not_streamed(folder: Path) -> Non
     save_file(base, folder / WAN / "diffusion_pytorch_model.safetensors")
     (path, _), *others = Layout.of(folder, None).weights.by_file()
     assert (path, others) == (folder / CHECKPOINT, [])
+
+
+def test_a_file_says_which_of_several_transformers_is_meant(folder: Path) -> None:
+    other = folder / "checkpoints" / "other.pt"
+    shutil.copy(folder / CHECKPOINT, other)
+    with pytest.raises(UserInputError, match=r"several transformers.*name its file"):
+        Layout.of(folder, None)
+    model = ModelFolder.open(other)
+    assert model.path == folder.resolve()
+    assert [path.name for path, _ in model.weights.by_file()] == ["other.pt"]
+    assert model.fingerprint()
+
+
+def test_a_file_without_the_rest_of_its_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    alone = shutil.copy(folder / CHECKPOINT, tmp_path / "alone.pt")
+    with pytest.raises(UserInputError, match=r"no folder around it has wan_models/"):
+        Layout.of(Path(alone), None)
