@@ -22,6 +22,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "bench_integrity": Experiment(
         "scope_lab.bench_integrity", "what verifying numbers and state costs a chunk"
     ),
+    "bench_load": Experiment("scope_lab.bench_load", "ranks load a checkpoint by slice"),
     "bench_snapshot": Experiment("scope_lab.bench_snapshot", "what it costs to be able to resume"),
     "bench_stream": Experiment("scope_lab.bench_stream", "frames/s of every part of a stream"),
     "eval_tiny": Experiment("scope_lab.tiny.evaluate", "the embedded model as a viewer sees it"),

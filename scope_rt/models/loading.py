@@ -200,7 +200,8 @@ class ModelFolder:
                     part = low_rank[name].merged(part.to(device), shard).cpu()
                     digest = shard_digest(part, shard)
                 # Not of what is kept: that is compared with it, wherever it lies.
-                used[name] = digest if part.dtype is dtype else shard_digest(part.to(dtype), shard)
+                is_as_used = part.dtype is dtype
+                used[name] = digest if is_as_used else shard_digest(part, shard, dtype)
                 slices[name] = part.to(device, dtype)
         self.contents.check_unwritten(self._weight_files())
         model = _with_slices(self.config, slices, group)

@@ -12,31 +12,22 @@ from pathlib import Path
 
 import torch
 
-from scope_rt.collectives import SoloCollectives
+from scope_lab.load_process import Place, status_bytes
 from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.weight_files import WeightFiles
 from tests.sparse_checkpoint import CONFIG
 
-
-class SecondOfFour(SoloCollectives):
-    rank = 1
-    size = 4
-
-
-def status_bytes(key: str) -> int:
-    """An entry of this process's `/proc` status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+SECOND_OF_FOUR = Place(1, 4)
 
 
 def main(folder: Path, dtype: torch.dtype) -> None:
     small, cpu = ModelFolder.open(folder / "model"), torch.device("cpu")
-    Fingerprint(small.transformer(SecondOfFour(), dtype=dtype, device=cpu))  # imports are no shard
+    Fingerprint(small.transformer(SECOND_OF_FOUR, dtype=dtype, device=cpu))  # imports are no shard
     weights = WeightFiles.open(folder / "model" / "big")
     large = replace(small, config=CONFIG, weights=weights)
     before = status_bytes("VmRSS")
-    model = large.transformer(SecondOfFour(), dtype=dtype, device=cpu)
+    model = large.transformer(SECOND_OF_FOUR, dtype=dtype, device=cpu)
     Fingerprint(model)
     shard_bytes = sum(weight.nbytes for weight in model.parameters())
     peak_bytes = status_bytes("VmHWM") - before
