@@ -71,8 +71,9 @@ class ModelConfig(_Part):
     recipe: str | None = _setting(None)
     """How it is sampled: the name of a family of checkpoints, or a TOML file; None is what the
     model's files tell."""
-    dtype: DType = _setting(DType.FLOAT32)
-    """Of weights, cache and latents."""
+    dtype: DType | None = _setting(None)
+    """Of weights, activations, cache and a chunk's latents; None is bfloat16 on GPUs, float32 on
+    CPUs."""
     height: int | None = _setting(None)
     width: int | None = _setting(None)
     codec_device: str | None = _setting(None)
@@ -116,6 +117,9 @@ class MeshConfig(_Part):
     of the wait for a GPU."""
     idle_timeout_s: float = _setting(3600.0, variable="SCOPE_IDLE_TIMEOUT_S", bounds=_WAIT)
     """How long a mesh rank waits for its next envelope before it gives up on rank0."""
+    control_device: str | None = _setting(None)
+    """Of a rank0 that does not generate: `cpu`, `cuda` or `cuda:1`; None is a GPU of its own, or
+    its leader's where there is none to spare."""
     environment_plan: str | None = _setting(None, variable="SCOPE_TP_PLAN", by_variable_only=True)
     """The plan that the environment asks for; it must not contradict `plan` on any rank."""
     environment_pipelined: bool | None = _setting(

@@ -17,6 +17,7 @@ from scope_contracts.errors import UserInputError, shown
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.log_records import MAX_PROMPT_BYTES
+from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.config import StreamConfig
 from scope_rt.control.context import AnchorEncoder, Context, ContextMemory
@@ -35,6 +36,7 @@ from scope_rt.models.noise import NoiseSource, SeededNoise
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
 from scope_rt.part_place import PartPlace, place_of
+from scope_rt.placement import Host, device_of, model_device_type
 from scope_rt.tensors import TORCH_DTYPES, sha256_of
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.topology import Topology
@@ -85,7 +87,7 @@ class StreamSetup:
         )
         cache = CacheChoice.named(config.cache.kv_cache)
         recipe.check_cache(cache)
-        dtype = TORCH_DTYPES[config.model.dtype]
+        dtype = TORCH_DTYPES[dtype_of(config)]
         if not dtype.is_floating_point:
             raise UserInputError(f"dtype {config.model.dtype} is no float; choose float32")
         geometry = model.geometry(dtype=dtype)
@@ -118,15 +120,27 @@ class StreamSetup:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights, cache and latents."""
-        return TORCH_DTYPES[self.config.model.dtype]
+        """Of weights, activations, cache and a chunk's latents."""
+        return TORCH_DTYPES[self.dtype_name]
+
+    @property
+    def dtype_name(self) -> DType:
+        """The same in the contract's words."""
+        return dtype_of(self.config)
 
     @property
     def device(self) -> torch.device:
-        """Of this rank."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.environment.local_rank)
-        return torch.device("cpu")
+        """Of this rank, or of rank0 in a process that only starts ranks.
+
+        Raises:
+            UserInputError: there are too few GPUs, or no such device.
+        """
+        return device_of(
+            self.environment.rank,
+            self.topology,
+            host_of(self.environment, self.topology, num_gpus=torch.cuda.device_count()),
+            control_device=self.config.mesh.control_device,
+        )
 
     @property
     def kv_cache_attention_bias(self) -> float:
@@ -145,7 +159,8 @@ class StreamSetup:
     @property
     def backend(self) -> AttentionBackend:
         """The attention backend in effect: the one asked for, or the device's default."""
-        default = default_backend(self.device, self.dtype)
+        # The generator ranks', on a rank0 that is none too: all must name the same.
+        default = default_backend(torch.device(model_device_type()), self.dtype)
         return backend_named(self.config.mesh.attention_backend or default)
 
     @property
@@ -339,6 +354,22 @@ class StreamSetup:
             first_latent_frames=self.codec_sizes.first_latent_frames,
             temporal_stride=self.codec_sizes.temporal_stride,
         )
+
+
+def dtype_of(config: StreamConfig) -> DType:
+    """The dtype that was asked for, or that of the devices that generate."""
+    if config.model.dtype is not None:
+        return config.model.dtype
+    return DType.BFLOAT16 if model_device_type() == "cuda" else DType.FLOAT32
+
+
+def host_of(environment: LaunchEnvironment, topology: Topology, *, num_gpus: int) -> Host:
+    """This process's; a launcher that says nothing of its hosts has all ranks here."""
+    return Host(
+        first_rank=environment.rank - environment.local_rank,
+        num_ranks=environment.local_world_size or topology.world_size,
+        num_gpus=num_gpus,
+    )
 
 
 def topology_of(config: StreamConfig, environment: LaunchEnvironment) -> Topology:

@@ -50,6 +50,7 @@ OTHERS: dict[str, Any] = {
     "start_timeout_s": 2.5,
     "group_timeout_s": 3.5,
     "idle_timeout_s": 4.5,
+    "control_device": "cpu",
     "kv_cache": "paged",
     "kv_cache_attention_bias": 0.5,
     "recompute": "r1",

@@ -18,6 +18,7 @@ from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.output_file import claim
+from scope_rt.placement import Host, device_of
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.vae.codec import num_frames
 from scope_rt.video.picture_format import check_recordable
@@ -235,7 +236,7 @@ def check_no_shared_names(files: OutputFiles) -> None:
 
 
 def check_machine(job: StreamJob, *, num_cores: int, num_gpus: int) -> None:
-    """Refuse more ranks than cores, where nobody asked for it, and more ranks than GPUs.
+    """Refuse more ranks than cores, where nobody asked for it, and more that generate than GPUs.
 
     Raises:
         UserInputError: naming what to change.
@@ -247,10 +248,11 @@ def check_machine(job: StreamJob, *, num_cores: int, num_gpus: int) -> None:
         raise UserInputError(
             f"{needs}, this machine has {num_cores} CPU cores; add --oversubscribe to share them"
         )
-    if 0 < num_gpus < num_ranks:
-        raise UserInputError(
-            f"{needs}, this machine has {num_gpus} GPUs; set CUDA_VISIBLE_DEVICES= to use the CPU"
-        )
+    if num_gpus:  # on the CPU all are alike
+        host = Host(first_rank=0, num_ranks=num_ranks, num_gpus=num_gpus)
+        control_device = job.setup.config.mesh.control_device
+        for rank in range(num_ranks):
+            device_of(rank, topology, host, control_device=control_device)
 
 
 def available_cores() -> int:

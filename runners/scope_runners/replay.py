@@ -34,6 +34,7 @@ from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
+from scope_rt.placement import Host, device_of
 from scope_rt.record.reader import StreamHistory, open_log
 from scope_rt.session import StreamSession
 from scope_rt.tensors import TORCH_DTYPES
@@ -128,11 +129,9 @@ def run_replay(namespace: argparse.Namespace, argv: Sequence[str]) -> int:
         raise UserInputError(f"--record {namespace.record} is there already; choose another name")
     if not environment.launched and job.topology.world_size > 1:
         ranks, num_gpus = job.topology.world_size, torch.cuda.device_count()
-        if 0 < num_gpus < ranks:
-            raise UserInputError(
-                f"the replay needs {ranks} GPUs, this machine has {num_gpus}; "
-                "set CUDA_VISIBLE_DEVICES= to use the CPU"
-            )
+        if num_gpus:
+            host = Host(first_rank=0, num_ranks=ranks, num_gpus=num_gpus)
+            device_of(ranks - 1, job.topology, host)  # where the last one would be, or a sentence
         return launch("scope_runners.replay", argv, num_ranks=ranks, threads=namespace.threads)
     torch.set_num_threads(namespace.threads)
     job.topology.check_world_size(environment.world_size)

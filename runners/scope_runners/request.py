@@ -107,6 +107,7 @@ _SETTINGS = (
     "plan",
     "tp",
     "model",
+    "dtype",
     "recipe",
     "height",
     "width",
@@ -170,6 +171,12 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="how the model is sampled: a family of checkpoints (scope-rt model recipes lists "
         "them), or a .toml file of your own (default: what the model's files tell)",
+    )
+    add(
+        "--dtype",
+        metavar="NAME",
+        help="of weights, activations and cache: bf16, fp16, fp32, fp64 (default: bf16 on GPUs, "
+        "fp32 on CPUs)",
     )
     add_parts_argument(parser)
     add(

@@ -188,7 +188,7 @@ def summarise(
         threads=request.threads,
         seed=config.sampling.seed,
         model=config.model.folder,
-        dtype=config.model.dtype,
+        dtype=setup.dtype_name,
         integrity=config.integrity.level,
         height=setup.height,
         width=setup.width,

@@ -5,6 +5,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
 
 from scope_contracts.errors import UserInputError
 from scope_rt.control.scheduled_event import ScheduledEvent
@@ -138,10 +139,18 @@ def test_more_ranks_than_cores_must_be_asked_for() -> None:
     )
 
 
-def test_more_ranks_than_gpus_are_refused() -> None:
-    job = prepare(parse_stream_request(["--prompt", "a red circle", "--plan", "pp1"]))
-    with pytest.raises(UserInputError, match="CUDA_VISIBLE_DEVICES"):
+def test_more_generator_ranks_than_gpus_are_refused() -> None:
+    arguments = ["--prompt", "a red circle", "--plan", "pp1"]
+    check_machine(prepare(parse_stream_request(arguments)), num_cores=8, num_gpus=1)
+    job = prepare(parse_stream_request([*arguments, "--tp", "2"]))
+    with pytest.raises(UserInputError, match=r"2 generator ranks .* 1 GPUs.*CUDA_VISIBLE_DEVICES"):
         check_machine(job, num_cores=8, num_gpus=1)
+
+
+def test_a_dtype_may_be_given_in_short() -> None:
+    job = prepare(parse_stream_request(["--prompt", "a red circle", "--dtype", "bf16"]))
+    assert job.setup.dtype is torch.bfloat16
+    assert prepare(parse_stream_request(["--prompt", "a red circle"])).setup.dtype is torch.float32
 
 
 def test_checking_the_outputs_leaves_nothing_behind(tmp_path: Path) -> None:

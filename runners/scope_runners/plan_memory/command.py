@@ -88,8 +88,8 @@ def table(report: MemoryReport) -> str:
     ]
     if report.is_stream and report.dtype is not STREAM_DTYPE:
         lines.append(
-            f"scope-rt stream runs {STREAM_DTYPE} unless [model] dtype of --config says otherwise; "
-            f"this plans {report.dtype}"
+            f"scope-rt stream runs {STREAM_DTYPE} on CPUs and bfloat16 on GPUs unless --dtype says "
+            f"otherwise; this plans {report.dtype}"
         )
     for part in report.ranks:
         lines += _rank_lines(part, report.available_bytes)

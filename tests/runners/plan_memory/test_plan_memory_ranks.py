@@ -69,7 +69,7 @@ def test_another_dtype_than_a_streams_default_comes_with_where_a_stream_is_given
         main(["plan-memory", "--model", "krea-14b", "--dtype", dtype])
         shown = capsys.readouterr().out
         assert f"krea-14b, {dtype}, " in shown
-        assert ("float32 unless [model] dtype of --config says" in shown) is is_said
+        assert ("float32 on CPUs and bfloat16 on GPUs unless --dtype" in shown) is is_said
 
 
 def test_a_control_rank_that_does_not_fit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
