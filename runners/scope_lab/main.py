@@ -36,6 +36,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "kv_bench": Experiment("scope_lab.kv_bench.run", "bytes, speed and quality of every KV cache"),
     "kv_cache_proof": Experiment("scope_lab.kv_proof", "why a cache changes nothing, in numbers"),
     "parity": Experiment("scope_lab.parity", "a recorded rollout of a public model's own code"),
+    "precision": Experiment("scope_lab.precision", "bfloat16 beside float32: errors of each part"),
     "recompute_experiment": Experiment(
         "scope_lab.recompute_experiment", "recompute less often: quality and speed"
     ),
