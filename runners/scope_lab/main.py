@@ -18,6 +18,7 @@ class Experiment:
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
+    "bench-gpu": Experiment("scope_lab.gpu_bench.run", "all of one GPU, in under ten minutes"),
     "bench_contract": Experiment("scope_lab.bench_contract", "what the contract costs a chunk"),
     "bench_integrity": Experiment(
         "scope_lab.bench_integrity", "what verifying numbers and state costs a chunk"

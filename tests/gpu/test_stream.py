@@ -16,7 +16,7 @@ import sys, torch
 from scope_rt.config import StreamConfig
 from scope_rt.session import StreamSession
 plan, tp, out = sys.argv[1:]
-config = StreamConfig.load(plan=plan, tp=int(tp), seed=7, integrity="strict")
+config = StreamConfig.load(plan=plan, tp=int(tp), seed=7, integrity="strict", dtype="float32")
 with StreamSession(config) as session:
     chunks = list(session.stream("a red circle", num_chunks=2))
     if session.is_control_rank:
