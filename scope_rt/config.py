@@ -120,6 +120,9 @@ class MeshConfig(_Part):
     control_device: str | None = _setting(None)
     """Of a rank0 that does not generate: `cpu`, `cuda` or `cuda:1`; None is a GPU of its own, or
     its leader's where there is none to spare."""
+    warm_up: bool | None = _setting(None)
+    """Whether generator ranks generate a chunk that nobody sees before they are ready, so that
+    what first calls cost falls into no chunk's bounds; None is on GPUs."""
     environment_plan: str | None = _setting(None, variable="SCOPE_TP_PLAN", by_variable_only=True)
     """The plan that the environment asks for; it must not contradict `plan` on any rank."""
     environment_pipelined: bool | None = _setting(

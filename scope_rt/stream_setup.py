@@ -129,6 +129,12 @@ class StreamSetup:
         return dtype_of(self.config)
 
     @property
+    def warms_up(self) -> bool:
+        """Whether generator ranks warm up before they are ready."""
+        asked = self.config.mesh.warm_up
+        return model_device_type() == "cuda" if asked is None else asked
+
+    @property
     def device(self) -> torch.device:
         """Of this rank, or of rank0 in a process that only starts ranks.
 

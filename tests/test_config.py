@@ -51,6 +51,7 @@ OTHERS: dict[str, Any] = {
     "group_timeout_s": 3.5,
     "idle_timeout_s": 4.5,
     "control_device": "cpu",
+    "warm_up": True,
     "kv_cache": "paged",
     "kv_cache_attention_bias": 0.5,
     "recompute": "r1",

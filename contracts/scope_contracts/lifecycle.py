@@ -21,6 +21,8 @@ from scope_contracts.errors import (
 class CacheState(StrEnum):
     """What the cache is going through."""
 
+    WARM_UP = "warm_up"
+    """Not ready: what is in it is no part of the stream, and no chunk may enter."""
     RESET = "reset"
     """Empty: nothing entered yet, or the open chunk is the first of its epoch."""
     STEADY = "steady"
@@ -88,6 +90,19 @@ class Lifecycle:
             next_start_frame=position.next_start_frame,
         )
 
+    def warming_up(self) -> "Lifecycle":
+        """Before the ranks are ready: nothing may enter until `ready`."""
+        return replace(self, state=CacheState.WARM_UP)
+
+    def ready(self) -> "Lifecycle":
+        """The cache is empty again, and the stream's first chunk may enter.
+
+        Raises `OrderError` where it was not warming up.
+        """
+        if self.state is not CacheState.WARM_UP:
+            raise OrderError(mismatch("ready: state", got=str(self.state), want="warm_up"))
+        return replace(self, state=CacheState.RESET)
+
     def enter(self, envelope: PPEnvelope) -> "Lifecycle":
         """Open the chunk that `envelope` plans, or shut down.
 
@@ -153,6 +168,8 @@ class Lifecycle:
         if envelope.plan_id is not self.plan_id:
             field, got = f"{where}: plan_id", str(envelope.plan_id)
             raise LifecycleError(mismatch(field, got=got, want=str(self.plan_id)))
+        if self.state is CacheState.WARM_UP:
+            raise OrderError(f"{where}: got an envelope before the rank is ready, want none")
         if self.is_shut_down:
             raise OrderError(f"{where}: got an envelope after shutdown, want none")
         if self.call_budget is not None:

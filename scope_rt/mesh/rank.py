@@ -39,11 +39,14 @@ from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.fingerprint import Fingerprint
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.shards import is_sharded
+from scope_rt.models.warm_up import warm_up
 from scope_rt.numerics import numeric_settings
 from scope_rt.stream_identity import check_environment, parity_keys
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensor_digests import NoDigests, TensorDigests
 from scope_rt.trace import Span, decode_spans, encode_spans
+
+_READY = b"ready"
 
 
 class Rank:
@@ -95,7 +98,8 @@ class Rank:
         return "" if self._world is None else self._world.run_id
 
     def start(self, resume_point: MeshResumePoint | None = None) -> None:
-        """Load, and wait until all ranks have; rank0's `resume_point` holds on all of them.
+        """Load and warm up, and wait until all ranks have; rank0's `resume_point` holds on all of
+        them.
 
         Blocks for `SCOPE_START_TIMEOUT_S` at most beside the loading itself.
 
@@ -109,6 +113,15 @@ class Rank:
         position = self._exchange_loaded(generator, resume_point or MeshResumePoint())
         if generator is not None:
             self._worker = self._make_worker(generator, position)
+            self._worker.warm_up(self._warm_up)
+        if self._world is not None:
+            self._world.exchange(_READY)  # nobody's first calls fall into a chunk of another rank
+
+    def _warm_up(self, generator: ChunkGenerator) -> None:
+        setup = self._setup
+        if setup.warms_up:
+            size = {"height": setup.height, "width": setup.width}
+            warm_up(generator, setup.recipe, setup.geometry, **size)
 
     def port(self) -> LocalMesh | RemoteMesh:
         """Rank0's way to the generator ranks."""
@@ -328,7 +341,7 @@ class Rank:
                 frames_per_block=setup.recipe.frames_per_block,
                 recaches=setup.recipe.recaches,
                 position=position,
-            ),
+            ).warming_up(),
             peer_check=PeerCheck(
                 ranks=setup.topology.generator_ranks,
                 rank=setup.environment.rank,

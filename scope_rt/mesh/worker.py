@@ -64,6 +64,20 @@ class Worker:
         self._result_wait = result_wait or ResultWait(bound_s=math.inf)
         self._instruments = instruments or Instruments()
 
+    def warm_up(self, run: Callable[[ChunkGenerator], None]) -> None:
+        """`run` the generator before any chunk of the stream, all ranks of the group together.
+
+        Blocks until it has finished, the start's bound at most.
+
+        Raises:
+            LifecycleError: the rank is ready already.
+            LinkError: a rank of the group was lost on the way.
+        """
+        watched = self._instruments.watchdog.section("warming up", ends_with_group=True)
+        with located("warming up"), watched:
+            run(self._generator)
+        self._lifecycle = self._lifecycle.ready()
+
     def admit(self, envelope: PPEnvelope) -> None:
         """Refuse what may not run here and now, before its tensors or other ranks are involved.
 

@@ -298,3 +298,15 @@ def test_a_resumed_stream_repeats_and_skips_nothing(
 ) -> None:
     with pytest.raises(error):
         RESUMED.enter(make_envelope("rebuilt", **NEXT | changes))
+
+
+def test_nothing_enters_before_the_rank_is_ready(make_envelope: MakeEnvelope) -> None:
+    warming = START.warming_up()
+    assert warming.state is CacheState.WARM_UP
+    with pytest.raises(OrderError, match="before the rank is ready"):
+        warming.enter(make_envelope())
+    ready = warming.ready()
+    assert ready == START
+    assert ready.enter(make_envelope()).state is CacheState.RESET
+    with pytest.raises(OrderError, match="ready: state: got 'reset', want warm_up"):
+        ready.ready()

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from scope_rt.models.shards import is_sharded
 from scope_rt.session import StreamSession
 from scope_rt.tensor_files.safetensors_file import tensors_of
 from scope_rt.tensor_files.stored_tensor import TensorReader
+from scope_rt.tensors import sha256_of
 from tests.multiprocess.ranks import Ranks
 from tests.tiny_folder import write_tiny_folder
 
@@ -47,3 +49,18 @@ def test_ranks_read_each_byte_of_new_weights_once(
     time.sleep(_SETTLED_NS * 1.5e-9)  # what was written just now is read again
     read = ranks.results(num_ranks, bytes_of_weights_read, folder=folder, plan=plan, tp=2)
     assert sum(read) == sum(sizes.values()) + of_both
+
+
+def latents_digests(folder: Path, plan: str, **settings: Any) -> list[str]:
+    """Of two chunks, on rank0."""
+    with StreamSession(StreamConfig.load(model=folder, plan=plan, tp=2, **settings)) as session:
+        return [sha256_of(chunk.latents) for chunk in session.stream("red circle", num_chunks=2)]
+
+
+@pytest.mark.parametrize(("plan", "num_ranks"), [("tp_v1_1", 2), ("pp1", 3)])
+def test_ranks_warm_up_together_and_stream_the_same(
+    ranks: Ranks, folder: Path, plan: str, num_ranks: int
+) -> None:
+    cold, *_ = ranks.results(num_ranks, latents_digests, folder=folder, plan=plan)
+    warm, *_ = ranks.results(num_ranks, latents_digests, folder=folder, plan=plan, warm_up=True)
+    assert warm == cold
