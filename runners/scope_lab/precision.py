@@ -14,18 +14,13 @@ import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import KVCacheSpec
-from scope_contracts.envelope import (
-    CONDITIONING_EMBEDS,
-    LATENTS_IN,
-    MessageKind,
-    PlanId,
-    PPEnvelope,
-)
+from scope_contracts.envelope import CONDITIONING_EMBEDS, LATENTS_IN
 from scope_rt.attention.backend import backend_named
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.lone_chunk import lone_envelope
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.schedule import FlowSchedule
 from scope_rt.tensor_digests import NoDigests
@@ -137,32 +132,12 @@ def _made(
     for chunk in range(num_chunks):
         noise = torch.randn(1, 3, 16, SIDE, SIDE, generator=drawn).bfloat16()
         tensors = {LATENTS_IN: noise.to(dtype), CONDITIONING_EMBEDS: text.to(dtype)}
-        made[f"chunk {chunk}"] = generator.generate(_envelope(chunk), tensors, lambda: None)
+        envelope = lone_envelope(
+            chunk, STEPS, frames_per_block=3, height=8 * SIDE, width=8 * SIDE, seed=3
+        )
+        made[f"chunk {chunk}"] = generator.generate(envelope, tensors, lambda: None)
     first = generator.modulations[STEPS[0]]
     return {"modulation": first.layers, "flow": flows[0], **made}
-
-
-def _envelope(chunk: int) -> PPEnvelope:
-    return PPEnvelope(
-        plan_id=PlanId.SINGLE,
-        call_id=chunk,
-        chunk_index=chunk,
-        cache_epoch=0,
-        kind=MessageKind.INFER,
-        init_cache=chunk == 0,
-        reset_kv_cache=chunk == 0,
-        reset_crossattn_cache=chunk == 0,
-        current_start_frame=3 * chunk,
-        do_kv_recompute=False,
-        clean_pass=True,
-        num_denoise_steps=len(STEPS),
-        expected_generator_calls=len(STEPS) + 1,
-        kv_cache_attention_bias=1.0,
-        denoising_step_list=STEPS,
-        height=8 * SIDE,
-        width=8 * SIDE,
-        base_seed=3,
-    )
 
 
 if __name__ == "__main__":

@@ -11,16 +11,11 @@ import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheKind
-from scope_contracts.envelope import (
-    CONDITIONING_EMBEDS,
-    LATENTS_IN,
-    MessageKind,
-    PlanId,
-    PPEnvelope,
-)
+from scope_contracts.envelope import CONDITIONING_EMBEDS, LATENTS_IN
 from scope_contracts.row_format import CodecKind
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.lone_chunk import lone_envelope
 from scope_rt.models.noise import SeededNoise
 from scope_rt.tensors import digest_of
 
@@ -92,7 +87,17 @@ class Canary:
             tensors = {LATENTS_IN: torch.randn(shape, generator=drawn)}
             if chunk == 0:
                 tensors[CONDITIONING_EMBEDS] = text
-            out.append(fresh.generate(_envelope(chunk, bias), tensors, _count_nothing).cpu())
+            envelope = lone_envelope(
+                chunk,
+                (1000.0,),
+                frames_per_block=_FRAMES,
+                height=8 * _SIDE,
+                width=8 * _SIDE,
+                clean_pass=False,
+                bias=bias,
+                seed=_SEED,
+            )
+            out.append(fresh.generate(envelope, tensors, _count_nothing).cpu())
         self.digest = digest_of(torch.cat(out))
         self.expected = self.expected or self.digest
         return self.digest
@@ -100,27 +105,3 @@ class Canary:
 
 def _count_nothing() -> None:
     """Calls of a canary are in no chunk's budget."""
-
-
-def _envelope(chunk: int, bias: float) -> PPEnvelope:
-    first = chunk == 0
-    return PPEnvelope(
-        plan_id=PlanId.SINGLE,
-        call_id=chunk,
-        chunk_index=chunk,
-        cache_epoch=0,
-        kind=MessageKind.INFER,
-        init_cache=first,
-        reset_kv_cache=first,
-        reset_crossattn_cache=first,
-        current_start_frame=chunk * _FRAMES,
-        do_kv_recompute=False,
-        clean_pass=False,
-        num_denoise_steps=1,
-        expected_generator_calls=1,
-        kv_cache_attention_bias=bias,
-        denoising_step_list=(1000.0,),
-        height=8 * _SIDE,
-        width=8 * _SIDE,
-        base_seed=_SEED,
-    )

@@ -4,20 +4,12 @@ It is as large as the stream's chunks, goes through the stream's own model, cach
 leaves nothing of it in the cache.
 """
 
-from collections.abc import Iterator
-
 import torch
 
-from scope_contracts.envelope import (
-    CONDITIONING_EMBEDS,
-    CONTEXT_FRAMES_OVERRIDE,
-    LATENTS_IN,
-    MessageKind,
-    PlanId,
-    PPEnvelope,
-)
+from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, LATENTS_IN
 from scope_contracts.geometry import ChunkGeometry
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.lone_chunk import lone_envelope
 from scope_rt.models.recipe import Recipe
 from scope_rt.tensor_digests import NoDigests
 from scope_rt.tensors import TORCH_DTYPES
@@ -51,31 +43,15 @@ def warm_up(
         CONDITIONING_EMBEDS: text,
         CONTEXT_FRAMES_OVERRIDE: latents[:, :1].expand(-1, recipe.context_frames, -1, -1, -1),
     }
-    for envelope in _envelopes(recipe, height=height, width=width):
-        fresh.generate(envelope, tensors, lambda: None).cpu()
-    generator.cache.reset()
-
-
-def _envelopes(recipe: Recipe, *, height: int, width: int) -> Iterator[PPEnvelope]:
     for chunk in range(1 if recipe.clean_pass else 2):
-        is_first = chunk == 0
-        yield PPEnvelope(
-            plan_id=PlanId.SINGLE,
-            call_id=chunk,
-            chunk_index=chunk,
-            cache_epoch=0,
-            kind=MessageKind.INFER,
-            init_cache=is_first,
-            reset_kv_cache=is_first,
-            reset_crossattn_cache=is_first,
-            current_start_frame=chunk * recipe.frames_per_block,
-            do_kv_recompute=not is_first,
-            clean_pass=recipe.clean_pass,
-            num_denoise_steps=1,
-            expected_generator_calls=2,
-            kv_cache_attention_bias=1.0,
-            denoising_step_list=recipe.timesteps[:1],
+        envelope = lone_envelope(
+            chunk,
+            recipe.timesteps[:1],
+            frames_per_block=recipe.frames_per_block,
             height=height,
             width=width,
-            base_seed=0,
+            clean_pass=recipe.clean_pass,
+            recomputes=chunk > 0,
         )
+        fresh.generate(envelope, tensors, lambda: None).cpu()
+    generator.cache.reset()

@@ -7,19 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from scope_contracts.envelope import (
-    CONDITIONING_EMBEDS,
-    CONTEXT_FRAMES_OVERRIDE,
-    LATENTS_IN,
-    MessageKind,
-    PlanId,
-    PPEnvelope,
-)
+from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, LATENTS_IN
 from scope_rt.attention.backend import backend_named
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.lone_chunk import lone_envelope
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.schedule import FlowSchedule
 from scope_rt.tensor_digests import NoDigests
@@ -46,29 +40,6 @@ class Group:
 def sizes_of(requirement: VideoRequirement) -> CausalWanConfig:
     size = requirement.size
     return CausalWanConfig(**{name: getattr(size, name) for name in WanSize.__slots__})
-
-
-def chunk(index: int, *, is_first: bool, recomputes: bool) -> PPEnvelope:
-    return PPEnvelope(
-        plan_id=PlanId.SINGLE,
-        call_id=index,
-        chunk_index=index,
-        cache_epoch=0,
-        kind=MessageKind.INFER,
-        init_cache=is_first,
-        reset_kv_cache=is_first,
-        reset_crossattn_cache=is_first,
-        current_start_frame=3 * index,
-        do_kv_recompute=recomputes,
-        clean_pass=not recomputes,
-        num_denoise_steps=len(STEPS),
-        expected_generator_calls=len(STEPS) + 1,
-        kv_cache_attention_bias=0.5,
-        denoising_step_list=STEPS,
-        height=480,
-        width=832,
-        base_seed=0,
-    )
 
 
 SIZES = [("wan-1.3b", 1_418_996_800), ("krea-14b", 14_288_491_584)]
@@ -119,7 +90,16 @@ def test_a_chunk_of_real_size_reads_no_number_that_it_computed(name: str) -> Non
     }
     calls: list[None] = []
     for index, recomputes in enumerate((False, True)):
-        envelope = chunk(index, is_first=index == 0, recomputes=recomputes)
+        envelope = lone_envelope(
+            index,
+            STEPS,
+            frames_per_block=3,
+            height=480,
+            width=832,
+            clean_pass=not recomputes,
+            recomputes=recomputes,
+            bias=0.5,
+        )
         latents = generator.generate(envelope, tensors, lambda: calls.append(None))
         assert (latents.device, latents.shape) == (META, shape)
     assert len(calls) == 2 * (len(STEPS) + 1)

@@ -2,20 +2,13 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices, KVCacheSpec
-from scope_contracts.envelope import (
-    CONDITIONING_EMBEDS,
-    LATENTS_IN,
-    MessageKind,
-    PlanId,
-    PPEnvelope,
-)
+from scope_contracts.envelope import CONDITIONING_EMBEDS, LATENTS_IN
 from scope_lab.gpu_bench.ceilings import Line, wait
 from scope_lab.gpu_bench.sizes import Sizes
 from scope_rt.attention.backend import backend_named, default_backend
@@ -23,6 +16,7 @@ from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.lone_chunk import lone_envelope
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.schedule import FlowSchedule
 from scope_rt.tensor_digests import NoDigests
@@ -145,27 +139,11 @@ class _Bench:
         }
 
     def _next(self) -> None:
-        first = self._chunk == 0
-        envelope = PPEnvelope(
-            plan_id=PlanId.SINGLE,
-            call_id=self._chunk,
-            chunk_index=self._chunk,
-            cache_epoch=0,
-            kind=MessageKind.INFER,
-            init_cache=first,
-            reset_kv_cache=first,
-            reset_crossattn_cache=first,
-            current_start_frame=_BLOCK * self._chunk,
-            do_kv_recompute=False,
-            clean_pass=True,
-            num_denoise_steps=len(STEPS),
-            expected_generator_calls=len(STEPS) + 1,
-            kv_cache_attention_bias=1.0,
-            denoising_step_list=STEPS,
-            height=8 * self._side[0],
-            width=8 * self._side[1],
-            base_seed=0,
+        height, width = (8 * cells for cells in self._side)
+        envelope = lone_envelope(
+            self._chunk, STEPS, frames_per_block=_BLOCK, height=height, width=width
         )
-        tensors = self._tensors if first else {LATENTS_IN: self._tensors[LATENTS_IN]}
-        self._generator.generate(replace(envelope), tensors, lambda: None)
+        later = {LATENTS_IN: self._tensors[LATENTS_IN]}
+        tensors = later if self._chunk else self._tensors
+        self._generator.generate(envelope, tensors, lambda: None)
         self._chunk += 1
