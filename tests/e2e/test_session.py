@@ -142,7 +142,7 @@ def test_a_second_stream_feeds_no_iterator_of_the_first(
     ("arguments", "message"),
     [
         ({"model": "/nowhere"}, "does not exist"),
-        ({"model": __file__}, "is a file; give a folder"),
+        ({"model": __file__}, "give a folder that has all"),
         ({"height": 40}, "try 32"),
         ({"width": 0}, "positive multiple of 16"),
         ({"plan": "pp9"}, "choose one of"),
