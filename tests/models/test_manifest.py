@@ -243,6 +243,17 @@ def test_the_command_says_what_is_whole_and_names_what_is_not(
     assert said(capsys, "tiny")[0] == 0
 
 
+def test_weights_of_which_a_manifest_says_nothing_accuse_no_file(folder: Path) -> None:
+    vouched(folder)
+    whole = (folder / WEIGHTS).rename(folder / WEIGHTS.replace("model", "model-2"))
+    model = ModelFolder.open(folder)
+    assert model.known_digests() is None
+    names = (f"transformer/{whole.name}/{name}" for name in model.weights.tensors)
+    model.check_files(dict.fromkeys(names, 0))
+    with pytest.raises(FingerprintError, match=f"{whole.name} was added"):
+        model.fingerprint()
+
+
 def test_nobody_vouches_for_what_is_no_model_folder_yet(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
