@@ -4,29 +4,27 @@ Built once by every rank; what ranks compare, what identifies a stream and how i
 read off it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from scope_contracts.cache_spec import CacheChoice, CacheIndices, CacheKind, KVCacheSpec
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import UserInputError, shown
+from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.integrity import IntegrityLevel
-from scope_contracts.log_records import MAX_PROMPT_BYTES
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.config import StreamConfig
 from scope_rt.control.context import AnchorEncoder, Context, ContextMemory
+from scope_rt.control.encoded_prompts import EncodedPrompts, check_prompt
 from scope_rt.control.inbox import Conditioning
 from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, RecomputeAnchor, choose_recompute
 from scope_rt.control.rollout_context import RolloutMemory
 from scope_rt.control.stages import ValueRules
-from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.part_digests import part_digests
 from scope_rt.integrity.pictures import RankZeroParts
@@ -37,7 +35,7 @@ from scope_rt.models.recipe import Recipe
 from scope_rt.models.shards import check_degree
 from scope_rt.part_place import PartPlace, place_of
 from scope_rt.placement import Host, device_of, model_device_type
-from scope_rt.tensors import TORCH_DTYPES, sha256_of
+from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.topology import Topology
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
@@ -45,8 +43,6 @@ from scope_rt.vae.codec import CodecSizes, VideoCodec
 
 _MOST_PIXELS = 16384
 """Of a side: no encoder of ours takes more, and sizes in bytes stay far from overflow."""
-_MOST_PROMPTS = 64
-"""Prompts whose embeddings are kept: nobody steers a stream by more at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +61,6 @@ class StreamSetup:
     geometry: ChunkGeometry
     cache_spec: KVCacheSpec
     """Of all ranks together; a generator rank holds its share of the heads."""
-    _encoded: dict[str, Conditioning] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -218,7 +213,7 @@ class StreamSetup:
         if self.is_rank or self.model.reads_prompts_at_once:
             self.conditioning(prompt)
         else:
-            _check_prompt(prompt)
+            check_prompt(prompt)
 
     def _load_parts(self) -> None:
         """What this rank will need of the model beside its generator. Raises `UserInputError`."""
@@ -234,7 +229,7 @@ class StreamSetup:
         """Let go of a text encoder that has read prompts, and of embeddings: who only starts ranks
         holds none."""
         vars(self).pop("text_encoder", None)
-        self._encoded.clear()
+        self._prompts.clear()
 
     @property
     def num_tail_frames(self) -> int:
@@ -285,45 +280,13 @@ class StreamSetup:
             bring_up=self.config.mesh.bring_up,
         )
 
+    @cached_property
+    def _prompts(self) -> EncodedPrompts:
+        return EncodedPrompts(lambda: self.text_encoder, self.config.integrity.level)
+
     def conditioning(self, prompt: str, instruments: Instruments | None = None) -> Conditioning:
-        """`prompt` and its embeddings; encoded twice the first time, so that a slip is seen.
-
-        Raises:
-            UserInputError: the text encoder cannot read it, or it is too long to be logged.
-            IntegrityError: the second time gave other embeddings.
-        """
-        instruments = instruments or Instruments()
-        if prompt not in self._encoded:
-            _check_prompt(prompt)
-            while len(self._encoded) >= _MOST_PROMPTS:
-                del self._encoded[next(iter(self._encoded))]
-            with instruments.watchdog.section("encoding a prompt"):  # which others are not told
-                self._encoded[prompt] = self._new_conditioning(prompt, instruments)
-        return self._encoded[prompt]
-
-    def _new_conditioning(self, prompt: str, instruments: Instruments) -> Conditioning:
-        embeds = instruments.faults.reach(FaultPoint.ENCODED, -1, self._encode(prompt))
-        text = Conditioning(prompt, embeds)
-        if self.verifies:
-            where, again = f"prompt {shown(prompt)}", sha256_of(self._encode(prompt))
-            instruments.checks.text(
-                where, "its embeddings, encoded again,", now=again, noted=text.embeds_sha256
-            )
-        is_strict = self.config.integrity.level is IntegrityLevel.STRICT
-        if is_strict and (first := self._encoded_again()) is not None:  # it may err twice alike
-            now, noted = first
-            instruments.checks.text(where, "embeddings of the first prompt", now=now, noted=noted)
-        return text
-
-    def _encode(self, prompt: str) -> Tensor:
-        with torch.inference_mode():  # an encoder may be a module with parameters
-            return self.text_encoder([prompt])
-
-    def _encoded_again(self) -> tuple[str, str] | None:
-        """Digests of a prompt's embeddings, encoded now and as they were first."""
-        for text in list(self._encoded.values())[:1]:  # another thread may add one
-            return sha256_of(self._encode(text.prompt)), text.embeds_sha256
-        return None
+        """`prompt` and its embeddings. Raises what `EncodedPrompts.of` does."""
+        return self._prompts.of(prompt, instruments or Instruments())
 
     def rank_zero_parts(self) -> RankZeroParts:
         """What rank0 makes pictures and embeddings with, to be verified; their weights are taken
@@ -333,7 +296,7 @@ class StreamSetup:
             codec=self.codec_sizes,
             pixel_multiple=self.geometry.pixel_multiple,
             weights=part_digests({"vae": self.codec, "text_encoder": self.text_encoder}),
-            encoded_again=self._encoded_again,
+            encoded_again=self._prompts.first_again,
         )
 
     def decoder(self) -> CheckedDecoder:
@@ -404,18 +367,6 @@ def _check_fallback(config: StreamConfig, model: ModelFolder) -> None:
             f"fallback_tp is {degree}, and plan single runs on one rank; leave it out"
         )
     check_degree(model.config, Topology.of(config.mesh.plan, degree).tp_degree)
-
-
-def _check_prompt(prompt: str) -> None:
-    """Refuse a prompt that no record could hold: without it in its log, no stream is resumed."""
-    try:
-        num_bytes = len(prompt.encode())
-    except UnicodeEncodeError:
-        raise UserInputError("prompt: got text that UTF-8 cannot hold; write it anew") from None
-    if num_bytes > MAX_PROMPT_BYTES:
-        raise UserInputError(
-            f"prompt: got {num_bytes} bytes, want at most {MAX_PROMPT_BYTES}; shorten it"
-        )
 
 
 def _check_size(*, height: int, width: int, multiple: int) -> None:

@@ -1,0 +1,89 @@
+"""Prompts and their embeddings: each is encoded once for use and, where numbers are verified, again
+so that a slip is seen.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from scope_contracts.errors import UserInputError, shown
+from scope_contracts.integrity import IntegrityLevel
+from scope_contracts.log_records import MAX_PROMPT_BYTES
+from scope_rt.control.inbox import Conditioning
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
+from scope_rt.tensors import sha256_of
+from scope_rt.text.encoder import TextEncoder
+
+_MOST_PROMPTS = 64
+"""Prompts whose embeddings are kept: nobody steers a stream by more at a time."""
+
+
+class EncodedPrompts:
+    """Of one stream, on rank0; any thread may ask. `encoder` gives the text encoder when one is
+    needed."""
+
+    def __init__(self, encoder: Callable[[], TextEncoder], level: IntegrityLevel) -> None:
+        self._encoder, self._level = encoder, level
+        self._kept: dict[str, Conditioning] = {}
+
+    def of(self, prompt: str, instruments: Instruments) -> Conditioning:
+        """`prompt` and its embeddings.
+
+        Raises:
+            UserInputError: the text encoder cannot read it, or it is too long to be logged.
+            IntegrityError: the second time gave other embeddings.
+        """
+        if prompt not in self._kept:
+            check_prompt(prompt)
+            while len(self._kept) >= _MOST_PROMPTS:
+                del self._kept[next(iter(self._kept))]
+            with instruments.watchdog.section("encoding a prompt"):  # which others are not told
+                self._kept[prompt] = self._new(prompt, instruments)
+        return self._kept[prompt]
+
+    def first_again(self) -> tuple[str, str] | None:
+        """Digests of a prompt's embeddings, encoded now and as they were first; None before any
+        prompt."""
+        for text in list(self._kept.values())[:1]:  # another thread may add one
+            return sha256_of(self._encode(text.prompt)), text.embeds_sha256
+        return None
+
+    def clear(self) -> None:
+        """Keep no embeddings."""
+        self._kept.clear()
+
+    def _new(self, prompt: str, instruments: Instruments) -> Conditioning:
+        embeds = instruments.faults.reach(FaultPoint.ENCODED, -1, self._encode(prompt))
+        text = Conditioning(prompt, embeds)
+        if self._level is IntegrityLevel.OFF:
+            return text
+        where, again = f"prompt {shown(prompt)}", sha256_of(self._encode(prompt))
+        instruments.checks.text(
+            where, "its embeddings, encoded again,", now=again, noted=text.embeds_sha256
+        )
+        if self._level is IntegrityLevel.STRICT and (first := self.first_again()) is not None:
+            now, noted = first  # of another prompt: this one may be wrong twice alike
+            instruments.checks.text(where, "embeddings of the first prompt", now=now, noted=noted)
+        return text
+
+    def _encode(self, prompt: str) -> Tensor:
+        with torch.inference_mode():  # an encoder may be a module with parameters
+            return self._encoder()([prompt])
+
+
+def check_prompt(prompt: str) -> None:
+    """Refuse a prompt that no record could hold: without it in its log, no stream is resumed.
+
+    Raises:
+        UserInputError: it is too long, or no text that UTF-8 can hold.
+    """
+    try:
+        num_bytes = len(prompt.encode())
+    except UnicodeEncodeError:
+        raise UserInputError("prompt: got text that UTF-8 cannot hold; write it anew") from None
+    if num_bytes > MAX_PROMPT_BYTES:
+        raise UserInputError(
+            f"prompt: got {num_bytes} bytes, want at most {MAX_PROMPT_BYTES}; shorten it"
+        )
