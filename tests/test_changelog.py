@@ -17,7 +17,7 @@ def test_it_names_this_version_and_this_log() -> None:
 
 
 def test_every_experiment_that_it_names_is_one() -> None:
-    named = set(re.findall(r"scripts/lab ([a-z_]+)", TEXT))
+    named = set(re.findall(r"scripts/lab ([a-z_-]+)", TEXT))
     assert named
     assert named <= EXPERIMENTS.keys()
 

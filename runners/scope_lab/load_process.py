@@ -49,7 +49,8 @@ def main(folder: Path, tp: int, dtype: torch.dtype, rank: int) -> None:
     sys.stdin.readline()
     start_s = time.perf_counter()
     slice_bytes = sum(
-        tensor.read(shard_of(name, place)).nbytes for name, tensor in files.tensors.items()
+        tensor.read(shard_of(name, place, head_dim=config.attention_head_dim)).nbytes
+        for name, tensor in files.tensors.items()
     )
     read_s = time.perf_counter() - start_s
     before, read_before, start_s = status_bytes("VmRSS"), bytes_read(), time.perf_counter()

@@ -12,7 +12,7 @@ from scope_rt.models.shards import shard_of
 from scope_rt.tensor_digests import TensorDigests, reader_of
 from scope_rt.tensor_files.stored_tensor import Shard
 
-_PIECE_NUMBERS = 1 << 22
+_PIECE_NUMBERS = 1 << 20
 
 
 def shard_digest(part: Tensor, shard: Shard, dtype: torch.dtype | None = None) -> int:

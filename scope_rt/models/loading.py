@@ -190,11 +190,20 @@ class ModelFolder:
         check_degree(self.config, group.size)
         slices, stored, used = {}, dict[str, int](), dict[str, int]()
         low_rank = {} if self.lora is None else self.lora.weights
+        # What is not kept as it is read goes through one piece of memory: thousands of pieces that
+        # come and go between those that stay would leave holes, a third of the shard.
+        passing = [
+            tensor.num_bytes_of(shard_of(name, group, head_dim=self.config.attention_head_dim))
+            for name, tensor in self.weights.tensors.items()
+            if (device.type, tensor.dtype) != ("cpu", dtype)
+        ]
+        buffer = torch.empty(max(passing, default=0), dtype=torch.uint8)
         for path, tensors in self.weights.by_file():
             file = path.relative_to(self.path).as_posix()
             for name, tensor in tensors:
                 shard = shard_of(name, group, head_dim=self.config.attention_head_dim)
-                part = tensor.read(shard)
+                stays = (device.type, tensor.dtype) == ("cpu", dtype)
+                part = tensor.read(shard, into=None if stays else buffer)
                 digest = stored[f"{file}/{name}"] = shard_digest(part, shard)
                 if name in low_rank:
                     part = low_rank[name].merged(part.to(device), shard).cpu()

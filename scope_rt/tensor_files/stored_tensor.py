@@ -73,13 +73,23 @@ class StoredTensor:
     def num_bytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
-    def read(self, shard: Shard = WHOLE) -> Tensor:
-        """The part that `shard` names, in memory of its own, in the dtype of the file, on the CPU.
+    def num_bytes_of(self, shard: Shard) -> int:
+        """Of the part that `shard` names."""
+        if shard.num_parts == 1:
+            return self.num_bytes
+        whole = self.shape[shard.axis]
+        return self.num_bytes // max(1, whole) * shard.size_of(whole)
+
+    def read(self, shard: Shard = WHOLE, *, into: Tensor | None = None) -> Tensor:
+        """The part that `shard` names, in the dtype of the file, on the CPU.
+
+        Args:
+            into: memory (uint8) that it may lie in, if that is enough; else in memory of its own.
 
         Raises what `TensorReader` does.
         """
         with TensorReader(self.path) as reader:
-            return reader.read(self, shard)
+            return reader.read(self, shard, into=into)
 
 
 class TensorReader:
@@ -96,19 +106,21 @@ class TensorReader:
         except OSError as error:
             raise UserInputError(f"cannot read {path}: {error.strerror}") from error
 
-    def read(self, tensor: StoredTensor, shard: Shard = WHOLE) -> Tensor:
-        """The part of `tensor` that `shard` names, in the dtype of the file, on the CPU."""
+    def read(
+        self, tensor: StoredTensor, shard: Shard = WHOLE, *, into: Tensor | None = None
+    ) -> Tensor:
+        """As `StoredTensor.read`."""
         if tensor.stride is not None:
             return self._read_strided(tensor, tensor.stride, shard)
+        part = _memory(tensor.num_bytes_of(shard), into)
         if shard.num_parts == 1:
-            part = torch.empty(tensor.num_bytes, dtype=torch.uint8)
             self.fill(part.numpy().data, tensor.offset)
             return part.view(tensor.dtype).view(tensor.shape)
         shape, axis = list(tensor.shape), shard.axis
         whole, mine = shape[axis], shard.range_in(shape[axis])
         shape[axis] = shard.size_of(whole)
-        made = torch.zeros if len(mine) < shape[axis] else torch.empty
-        part = made(prod(shape) * tensor.dtype.itemsize, dtype=torch.uint8)
+        if len(mine) < shape[axis]:
+            part.zero_()
         one = prod(shape[axis + 1 :]) * tensor.dtype.itemsize
         view = part.numpy().data
         for run in range(prod(shape[:axis])):
@@ -147,3 +159,10 @@ class TensorReader:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
+
+
+def _memory(num_bytes: int, given: Tensor | None) -> Tensor:
+    """So many bytes of what is given, where that is enough."""
+    if given is not None and len(given) >= num_bytes:
+        return given[:num_bytes]
+    return torch.empty(num_bytes, dtype=torch.uint8)

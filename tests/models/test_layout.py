@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,12 +116,14 @@ def test_weights_that_are_replaced_while_they_are_read_are_refused(
 ) -> None:
     num_read, read = 0, TensorReader.read
 
-    def replaced_before_it(self: TensorReader, tensor: StoredTensor, shard: Shard) -> torch.Tensor:
+    def replaced_before_it(
+        self: TensorReader, tensor: StoredTensor, shard: Shard, **others: Any
+    ) -> torch.Tensor:
         nonlocal num_read
         num_read += 1
         if num_read == 5:
             checkpoint(folder, generator_ema="model.")
-        return read(self, tensor, shard)
+        return read(self, tensor, shard, **others)
 
     model = ModelFolder.open(folder)
     monkeypatch.setattr(TensorReader, "read", replaced_before_it)

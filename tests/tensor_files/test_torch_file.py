@@ -203,3 +203,21 @@ def test_a_tensor_beyond_the_end_of_its_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(UserInputError, match=r"file\.pt: 'a' is cut off; copy the file again"):
         file.tensors()
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_slice_may_lie_in_memory_that_is_given(tmp_path: Path, num_parts: int, axis: int) -> None:
+    """Also one that ends with zeros, over what lay there before."""
+    path, whole = tmp_path / "file.pt", torch.randn(4, 4)
+    torch.save({"a": whole}, path)
+    tensor = tensors_in(path)["a"]
+    assert isinstance(tensor, StoredTensor)
+    memory = torch.full((64,), 7, dtype=torch.uint8)
+    for index in range(num_parts):
+        shard = Shard(axis=axis, index=index, num_parts=num_parts)
+        part = tensor.read(shard, into=memory)
+        assert torch.equal(part, shard.of(whole))
+        assert part.nbytes == tensor.num_bytes_of(shard)
+        assert part.untyped_storage().data_ptr() == memory.data_ptr()
+        assert torch.equal(tensor.read(shard, into=memory[:8]), part), "too little was given"
