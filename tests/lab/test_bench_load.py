@@ -23,14 +23,14 @@ def test_who_reads_twice_or_holds_a_copy_fails() -> None:
         rank=0,
         load_s=1.0,
         read_s=1.0,
-        kept_bytes=1000,
-        slice_bytes=1000,
-        read_bytes=1000,
-        peak_bytes=1300,
+        kept_bytes=10**9,
+        slice_bytes=10**9,
+        read_bytes=10**9,
+        peak_bytes=1_300_000_000,
     )
     assert is_within([load, load])
-    assert not is_within([load, replace(load, read_bytes=2000)])
-    assert not is_within([load, replace(load, peak_bytes=1301)])
+    assert not is_within([load, replace(load, read_bytes=2 * 10**9)])
+    assert not is_within([load, replace(load, peak_bytes=1_320_000_000)])
 
 
 def test_files_have_the_size_that_was_asked_for() -> None:
