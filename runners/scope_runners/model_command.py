@@ -10,9 +10,9 @@ from scope_contracts.errors import DamageError, UserInputError
 from scope_rt.models.content_cache import ContentCache
 from scope_rt.models.file_contents import MANIFEST_NAME, FileEntry
 from scope_rt.models.folder_contents import kept_entries
+from scope_rt.models.layout import Layout
 from scope_rt.models.loading import EMBEDDED, embedded_folder
 from scope_rt.models.manifest import Difference, Manifest, refusal
-from scope_rt.models.recipe import Recipe
 from scope_runners.inspect_model import ACTIONS, check_arguments
 from scope_runners.parts import add_parts_argument
 from scope_runners.wording import counted, printable
@@ -31,7 +31,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "families of checkpoints, or print the file of one; verify: read every byte and compare",
     )
     add("folder", nargs="?", metavar="FOLDER", help=f"a model folder, or {EMBEDDED}")
-    add("--recipe", metavar="NAME", help="inspect: as of `scope-rt stream`")
+    add("--recipe", metavar="NAME", help="as of `scope-rt stream`")
     add_parts_argument(parser)
     add(
         "--write",
@@ -63,7 +63,7 @@ def _verify(namespace: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise UserInputError(f"model folder {str(folder)!r} does not exist; give a folder")
     if namespace.write:
-        Recipe.from_folder(folder)  # nobody vouches for what is no model folder yet
+        Layout.of(folder, namespace.recipe)  # nobody vouches for what is no model folder yet
     found = Manifest.of(folder)
     if namespace.write:
         print(f"written: {found.write(folder)}", file=sys.stderr)

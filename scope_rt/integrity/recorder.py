@@ -26,11 +26,8 @@ from scope_rt.integrity.oracle_attention import (
     turned,
 )
 from scope_rt.models.causal_wan import Block, TextKV
-from scope_rt.models.generator import (
-    BlockCausalSelfAttention,
-    CachedSelfAttention,
-    ChunkGenerator,
-)
+from scope_rt.models.chunk_attention import BlockCausalSelfAttention, CachedSelfAttention
+from scope_rt.models.generator import ChunkGenerator
 
 Attend = CachedSelfAttention | BlockCausalSelfAttention
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scope_rt.models import causal_wan, rope
 from scope_rt.models.causal_wan import Block, CausalWanModel, FeedForward
-from scope_rt.models.generator import CachedSelfAttention
+from scope_rt.models.chunk_attention import CachedSelfAttention
 from tests.tiny_models import Rollout
 
 CALL, LAYER, TOKEN = 1, 1, 7

@@ -12,7 +12,7 @@ from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity.arithmetic import ArithmeticCheck
 from scope_rt.integrity.audit_plan import CallPlanner
-from scope_rt.models.generator import BlockCausalSelfAttention
+from scope_rt.models.chunk_attention import BlockCausalSelfAttention
 from tests.integrity.audited import EVERY, GENERATOR, NUM_TURNS
 from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
 

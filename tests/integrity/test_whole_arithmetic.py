@@ -12,7 +12,7 @@ from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.integrity import arithmetic
 from scope_rt.integrity.block_record import BlockRecord
-from scope_rt.models.generator import CachedSelfAttention
+from scope_rt.models.chunk_attention import CachedSelfAttention
 from tests.integrity.audited import AuditedStream, disarmed
 from tests.integrity.passing_faults import CALL, LAYER, PASSING_FAULTS, Now, PassingFault
 from tests.tiny_models import CONFIG, STEPS, Rollout

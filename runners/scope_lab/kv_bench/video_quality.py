@@ -34,7 +34,7 @@ from scope_lab.tiny.world import CHUNK_FRAMES
 from scope_rt.attention.backend import backend_named, default_backend
 from scope_rt.collectives import SoloCollectives
 from scope_rt.kv_cache.factory import open_frame_cache
-from scope_rt.models.generator import BlockCausalSelfAttention
+from scope_rt.models.chunk_attention import BlockCausalSelfAttention
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.rope import rotations
 from scope_rt.session import StreamSession

@@ -18,7 +18,8 @@ from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.row_store import RowStore, Slots
 from scope_rt.kv_cache.slot_cache import SlotCache
 from scope_rt.models.causal_wan import Block
-from scope_rt.models.generator import CachedSelfAttention, ChunkGenerator
+from scope_rt.models.chunk_attention import CachedSelfAttention
+from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.noise import NoiseSource
 
 
