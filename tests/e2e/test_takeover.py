@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -89,7 +90,11 @@ class Launched:
 
     def digests(self) -> list[str]:
         """Of all chunks, once the stream has ended."""
-        assert self.process.wait(100) == 0, self.log.read_text()
+        try:
+            code = self.process.wait(100)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"{error}; it said:\n{self.log.read_text()}") from None
+        assert code == 0, self.log.read_text()
         chunks: list[dict[str, Any]] = json.loads(self._summary.read_text())["chunks"]
         return [chunk["latents_sha256"] for chunk in chunks]
 
