@@ -66,6 +66,9 @@ joining.join()
 """
 STREAM = ["-m", "scope_runners.main", "stream", "--json", "--seed", "7", "--seconds", "12"]
 STREAM += ["--prompt", "a red circle", "--plan", "pp1", "--oversubscribe"]
+# A rank's confirmation that is overwritten before another rank has read it costs this start: the
+# ranks wait for each other until this bound, and the launcher starts them again.
+BOUND = {"SCOPE_START_TIMEOUT_S": "30"}
 
 
 class Launched:
@@ -76,7 +79,7 @@ class Launched:
         with self.log.open("wb") as log, self._summary.open("wb") as summary:
             command = [sys.executable, *STREAM, "--out", str(folder / f"{name}.mp4")]
             self.process = warm_python.Process(
-                command, stdout=summary.fileno(), stderr=log.fileno()
+                command, env=os.environ | BOUND, stdout=summary.fileno(), stderr=log.fileno()
             )
 
     def store_port(self) -> int:
