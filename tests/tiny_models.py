@@ -11,8 +11,6 @@ from scope_contracts.call_budget import CallBudget
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     LATENTS_IN,
-    MessageKind,
-    PlanId,
     PPEnvelope,
 )
 from scope_contracts.tensor_spec import DType
@@ -21,6 +19,7 @@ from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.lone_chunk import lone_envelope
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.schedule import FlowSchedule
 from scope_rt.tensors import NAMES
@@ -67,27 +66,11 @@ def cache_spec(*, sink: int, window: int, dtype: DType = DType.FLOAT64) -> KVCac
 
 def envelope(chunk: int, *, bias: float = 1.0, calls: int | None = None) -> PPEnvelope:
     """The plan of chunk `chunk` of the first epoch."""
-    first = chunk == 0
-    return PPEnvelope(
-        plan_id=PlanId.SINGLE,
-        call_id=chunk,
-        chunk_index=chunk,
-        cache_epoch=0,
-        kind=MessageKind.INFER,
-        init_cache=first,
-        reset_kv_cache=first,
-        reset_crossattn_cache=first,
-        current_start_frame=chunk * BLOCK,
-        do_kv_recompute=False,
-        clean_pass=True,
-        num_denoise_steps=len(STEPS),
-        expected_generator_calls=len(STEPS) + 1 if calls is None else calls,
-        kv_cache_attention_bias=bias,
-        denoising_step_list=STEPS,
-        height=SIDE * 8,
-        width=SIDE * 8,
-        base_seed=3,
+    side = SIDE * 8
+    lone = lone_envelope(
+        chunk, STEPS, frames_per_block=BLOCK, height=side, width=side, bias=bias, seed=3
     )
+    return lone if calls is None else replace(lone, expected_generator_calls=calls)
 
 
 @dataclass

@@ -7,7 +7,6 @@ describes both.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,10 @@ from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.tensor_spec import DType
+from scope_lab.recorded_noise import RecordedNoise
 from scope_rt.models.config import CausalWanConfig
-from scope_rt.models.noise import INITIAL
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.recipe_choices import CacheUpkeep
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedNoise:
-    """The recording's noise: `start` `[B, F, C, H, W]`, and `renoise` chunk-major, step-minor."""
-
-    start: Sequence[Tensor]
-    renoise: Tensor
-    num_steps: int
-
-    def draw(
-        self,
-        *,
-        base_seed: int,
-        cache_epoch: int,
-        chunk_index: int,
-        step: int,
-        shape: tuple[int, ...],
-    ) -> Tensor:
-        if step == INITIAL:
-            return self.start[chunk_index]
-        return self.renoise[chunk_index * (self.num_steps - 1) + step - 1].expand(shape)
 
 
 class RecordedAnchors:
@@ -158,4 +135,4 @@ class Recording:
 
     def noise(self) -> RecordedNoise:
         chunks = self.tensors["noise"].split(self.sizes["frames_per_block"], dim=1)
-        return RecordedNoise(chunks, self.tensors["renoise"], len(self.timesteps))
+        return RecordedNoise(chunks, self.tensors["renoise"].split(len(self.timesteps) - 1))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import PlanId
-from scope_lab.rollouts.recording import RecordedNoise, Recording
+from scope_lab.recorded_noise import RecordedNoise
+from scope_lab.rollouts.recording import Recording
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.context import AnchorEncoder, Context

@@ -5,7 +5,7 @@ values of the project's configuration come before those of the recipe, as they d
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from scope_contracts.errors import UserInputError
+from scope_lab.recorded_noise import RecordedNoise
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.models.family import Family
-from scope_rt.models.noise import INITIAL
 from scope_rt.models.project_config import adapter_entries, recipe_entries
 
 _TENSORS = ("noise", "renoise", "latents")
@@ -31,27 +31,6 @@ _TAKEN = (
     "model_kwargs",
 )
 """Entries that count where the family names none."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedNoise:
-    """`start` has each chunk's own, `renoise` that of its later steps in turn."""
-
-    start: Sequence[Tensor]
-    renoise: Sequence[Tensor]
-
-    def draw(
-        self,
-        *,
-        base_seed: int,
-        cache_epoch: int,
-        chunk_index: int,
-        step: int,
-        shape: tuple[int, ...],
-    ) -> Tensor:
-        if step == INITIAL:
-            return self.start[chunk_index]
-        return self.renoise[chunk_index][step - 1].view(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
