@@ -92,9 +92,9 @@ class Heartbeat:
             LinkTimeoutError: the store does not answer.
         """
         self._interval_s, self._patience_s = bound_s / BEATS_PER_BOUND, bound_s * _PATIENCE
-        store = _Connection(meeting.connect(timeout_s=start_s, reads_s=self._patience_s))
-        self.values = SealedStore(store, meeting.key.derive("heartbeat"))
-        """Over a connection of its own, which any thread may use."""
+        self.connection = _Connection(meeting.connect(timeout_s=start_s, reads_s=self._patience_s))
+        """Of its own, for keys of this start; any thread may use it."""
+        self.values = SealedStore(self.connection, meeting.key.derive("heartbeat"))
         self._point, self._rank, self._bound_s = meeting.point, meeting.rank, bound_s
         self._peers = [peer for peer in range(meeting.world_size) if peer != meeting.rank]
         self._abort, self._is_over = abort, is_over

@@ -109,6 +109,7 @@ class World:
         with (
             self._liveness.named_failures("meeting the other ranks"),
             needed_interface(environment),
+            meeting.confirming(self.heartbeat.connection),
         ):
             dist.init_process_group(
                 "gloo",

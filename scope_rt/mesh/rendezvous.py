@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from scope_contracts.errors import AuthenticationError, LinkError, LinkTimeoutError
 from scope_contracts.wire import CanonicalMessage
 from scope_rt.environment_names import SECRET
-from scope_rt.mesh.authentic import Key, SealedStore
+from scope_rt.mesh.authentic import Key, SealedStore, Values
 from scope_rt.mesh.meeting_point import GRACE_S, POLL_S, MeetingPoint
 from scope_rt.mesh.sockets import bound_reads, connections_to, shut_down
 from scope_rt.stream_secret import StreamSecret
@@ -57,6 +57,29 @@ class Meeting:
         deadline_s = time.monotonic() + timeout_s
         with _all_calls_end(self.point, timeout_s=timeout_s, reads_s=reads_s):
             return PrefixStore(self.name, self.point.connect(deadline_s=deadline_s))
+
+    @contextmanager
+    def confirming(self, store: Values) -> Iterator[None]:
+        """Confirm again what others write over, until the caller knows that all ranks have met.
+
+        Another rank may yet have to read what this one, which has met all, said last. `store`
+        holds the keys of this start, and is used by a thread. Leaving blocks for one answer of it.
+        """
+        is_over = threading.Event()
+        confirmations = _Confirmations(store, self.key)
+
+        def confirm() -> None:
+            with suppress(dist.DistError):  # whoever forms the group says it
+                while not is_over.wait(POLL_S):
+                    confirmations.confirm(self.rank)
+
+        thread = threading.Thread(target=confirm, name="meeting-confirmation", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
 
 def meet(
@@ -129,7 +152,7 @@ def _met(
                         world_size=world_size,
                         name=start.name,
                         key=start.key,
-                        store=PrefixStore(start.name, store),
+                        store=start.store,
                         run_id=run.write_first(_RUN, secrets.token_hex(8).encode()).decode(),
                     )
                 time.sleep(POLL_S)
@@ -151,6 +174,21 @@ class Roster(CanonicalMessage):
     tokens: tuple[str, ...]
 
 
+class _Confirmations:
+    """Of the ranks of one start that all others have come."""
+
+    def __init__(self, store: Values, key: Key) -> None:
+        """`store` holds the keys of that start, `key` is its own."""
+        self._values = SealedStore(store, key.derive("met"))
+
+    def confirm(self, rank: int) -> None:
+        if not self.has(rank):
+            self._values.write(f"met/{rank}", b"")
+
+    def has(self, rank: int) -> bool:
+        return self._values.read(f"met/{rank}") is not None
+
+
 class _Start:
     """What follows from one roster: a name, a key that no other start has, and confirmations.
 
@@ -161,17 +199,8 @@ class _Start:
     def __init__(self, store: Store, key: Key, roster: bytes) -> None:
         self.roster, self.key = roster, key.derive("start", roster)
         self.name = f"scope/{hashlib.sha256(roster).hexdigest()[:16]}"
-        self._confirmed = SealedStore(store, self.key.derive("met"))
-
-    def confirm(self, rank: int) -> None:
-        if not self.has_confirmed(rank):
-            self._confirmed.write(self._confirm_key(rank), b"")
-
-    def has_confirmed(self, rank: int) -> bool:
-        return self._confirmed.read(self._confirm_key(rank)) is not None
-
-    def _confirm_key(self, rank: int) -> str:
-        return f"{self.name}/met/{rank}"
+        self.store = PrefixStore(self.name, store)
+        self.confirmations = _Confirmations(self.store, self.key)
 
 
 class _Participant:
@@ -206,8 +235,8 @@ class _Participant:
             return None
         if self._start is None or roster != self._start.roster:
             self._start = _Start(self._store, self._key, roster)
-        self._start.confirm(self._rank)
-        met = all(self._start.has_confirmed(other) for other in range(len(tokens)))
+        self._start.confirmations.confirm(self._rank)
+        met = all(self._start.confirmations.has(other) for other in range(len(tokens)))
         return self._start if met else None
 
     def failure(self, timeout_s: float) -> LinkError:
@@ -223,7 +252,7 @@ class _Participant:
             absent = [0]
         if not absent and self._start is not None:
             ranks, start = range(len(self._join_keys)), self._start
-            absent = [other for other in ranks if not start.has_confirmed(other)]
+            absent = [other for other in ranks if not start.confirmations.has(other)]
         return LinkTimeoutError(
             f"meeting the other ranks: {named(absent)} did not come within {timeout_s:g} s"
         )

@@ -66,7 +66,7 @@ joining.join()
 """
 STREAM = ["-m", "scope_runners.main", "stream", "--json", "--seed", "7", "--seconds", "12"]
 STREAM += ["--prompt", "a red circle", "--plan", "pp1", "--oversubscribe"]
-# A rank's confirmation that is overwritten before another rank has read it costs this start: the
+# What gloo writes to the store is not sealed: where a stranger writes over that before it is read,
 # ranks wait for each other until this bound, and the launcher starts them again.
 BOUND = {"SCOPE_START_TIMEOUT_S": "30"}
 

@@ -68,6 +68,21 @@ def test_ranks_meet_while_a_stranger_comes_as_one_of_them(store: TCPStore) -> No
     assert len(names_of(met)) == 1
 
 
+def test_a_rank_that_has_met_all_confirms_again_what_a_stranger_writes_over(
+    store: TCPStore,
+) -> None:
+    """Another rank may still wait to read it: it would wait until the start timeout is over."""
+    first, second = meet_two(point_at(store.port), SECRET)
+    read_by_second = SealedStore(second.store, second.key.derive("met"))
+    with first.confirming(first.connect(timeout_s=5.0, reads_s=5.0)):
+        for garbage in GARBAGE:
+            as_stranger(store).set(f"{first.name}/met/0", garbage)
+            deadline_s = time.monotonic() + 20.0
+            while read_by_second.read("met/0") is None:
+                assert time.monotonic() < deadline_s, "rank 0 says it no more"
+                time.sleep(0.01)
+
+
 def forge(store: Any, tokens: tuple[str, ...] = ("stranger", "stranger")) -> None:
     """All that a meeting reads, in the form it has without a secret."""
     key = Key.of(None)
@@ -117,11 +132,11 @@ def test_a_roster_that_a_stranger_writes_over_once_rank0_has_met_all_holds_nobod
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank0 has left the meeting then, and writes it no more."""
-    has_confirmed, stranger = rendezvous._Start.has_confirmed, as_stranger(store)
+    has_confirmed, stranger = rendezvous._Confirmations.has, as_stranger(store)
     rank0_has_met = threading.Event()
 
-    def wait_for_the_stranger(start: Any, rank: int) -> bool:
-        is_confirmed = has_confirmed(start, rank)
+    def wait_for_the_stranger(confirmations: Any, rank: int) -> bool:
+        is_confirmed = has_confirmed(confirmations, rank)
         if is_confirmed and rank == 1 and threading.current_thread() is follower:
             is_there = rank0_has_met.is_set()
             assert rank0_has_met.wait(20)
@@ -129,7 +144,7 @@ def test_a_roster_that_a_stranger_writes_over_once_rank0_has_met_all_holds_nobod
         return is_confirmed
 
     met: list[Meeting] = []
-    monkeypatch.setattr(rendezvous._Start, "has_confirmed", wait_for_the_stranger)
+    monkeypatch.setattr(rendezvous._Confirmations, "has", wait_for_the_stranger)
     point = point_at(store.port)
     how: dict[str, Any] = {"world_size": 2, "timeout_s": 20.0, "secret": SECRET}
     follower = threading.Thread(target=lambda: met.append(meet(point, rank=1, **how)))
