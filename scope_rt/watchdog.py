@@ -2,7 +2,8 @@
 
 A thread looks at what the computing thread is in, for what that one cannot leave by itself: a
 kernel, a decode, a wait that nothing ends. Time in which this process did not run does not count.
-A thread that holds Python's own lock holds this one up too; PyTorch's calls let go of it.
+A thread that holds Python's own lock holds this one up too; PyTorch's calls let go of it. What
+takes longer than all before is told while it lasts, so that a slow start is no silent one.
 """
 
 import logging
@@ -17,6 +18,8 @@ from scope_contracts.errors import ChunkTimeoutError, ScopeError
 
 LOOKS_PER_BOUND = 10
 _LONGEST_LOOK_S = 1.0
+_SLOW_S = 10.0
+"""After which it is told that something takes so long; again after twice that, and so on."""
 _PAUSE_LOOKS = 2
 """A look that came so many looks late comes after a pause of this process."""
 _LOG = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ class _Section:
 
     what: str
     bound_s: float
+    is_wait: bool
     ends_with_group: bool
     all_open: "list[_Section]"
     spent_s: float = 0.0
@@ -58,6 +62,7 @@ class Watchdog:
         self._sections: list[_Section] = []
         self._chunk_s = self._grace_s = math.inf
         self._failure: ScopeError | None = None
+        self._slow_s = _SLOW_S
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.tell_others: Callable[[ScopeError], object] | None = None
@@ -87,18 +92,25 @@ class Watchdog:
         self._failure = self._failure or error
 
     def section(
-        self, what: str, *, is_bounded: bool = True, ends_with_group: bool = False
+        self,
+        what: str,
+        *,
+        is_bounded: bool = True,
+        is_wait: bool = False,
+        ends_with_group: bool = False,
     ) -> AbstractContextManager[None]:
         """The computing thread is in `what`, and may be stuck there.
 
         Args:
-            is_bounded: it ends within `chunk_s`; else somebody else bounds it.
+            is_bounded: it ends within `chunk_s`; else nobody or somebody else bounds it.
+            is_wait: it waits for another rank, and may do so for as long as it is not bounded.
             ends_with_group: it needs other ranks, and cannot succeed without them.
         """
         bound_s = self._chunk_s if is_bounded else math.inf
         return _Section(
             what=what,
             bound_s=bound_s,
+            is_wait=is_wait,
             ends_with_group=ends_with_group,
             all_open=self._sections,
         )
@@ -112,6 +124,9 @@ class Watchdog:
                 section.after_failure_s += elapsed_s
             if section.is_told:
                 continue
+            if section.spent_s >= self._slow_s and not section.is_wait:
+                self._slow_s = 2 * section.spent_s
+                _LOG.warning("%s has taken %.0f s so far", section.what, section.spent_s)
             if failure is not None and section.after_failure_s >= self._grace_s:
                 section.is_told = True
                 self._on_stuck(_unended(section.what, failure, self._grace_s))

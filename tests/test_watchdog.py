@@ -46,6 +46,22 @@ def test_chunks_that_end_are_never_told_however_many_there_are() -> None:
     assert told == []
 
 
+def test_what_takes_longer_than_all_before_is_told_while_it_lasts_and_a_wait_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watchdog = Told().watchdog()
+    for seconds in (9.0, 25.0, 25.0):
+        with watchdog.section("chunk 0: decoding"):
+            for _ in range(int(seconds)):
+                watchdog.look(1.0)
+    with watchdog.section("chunk 1: waiting for rank 1", is_bounded=False, is_wait=True):
+        watchdog.look(1000.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "chunk 0: decoding has taken 10 s so far",
+        "chunk 0: decoding has taken 20 s so far",
+    ]
+
+
 def test_others_are_told_before_this_process_may_be_ended() -> None:
     order: list[str] = []
     watchdog = Watchdog(lambda error: order.append("ended"))

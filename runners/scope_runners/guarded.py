@@ -19,6 +19,7 @@ from scope_contracts.errors import (
 from scope_runners.exit_codes import BAD_INPUT, DISK_FULL, FAILED, INTEGRITY, INTERRUPTED
 from scope_runners.shortage import is_full_disk, shortage_of
 from scope_runners.standard_streams import open_standard_streams
+from scope_runners.stop_request import Interrupted
 
 _UNUSABLE = (UserInputError, ModelDamageError, PeerRefusedError)
 """Another try would end the same way."""
@@ -40,12 +41,12 @@ def guarded(
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if log is not None:
             log.warning("interrupted")
         else:
             say("interrupted")
-        return INTERRUPTED
+        return 128 + stop.signum if isinstance(stop, Interrupted) else INTERRUPTED
     except Exception as error:
         shortage = shortage_of(error)
         if shortage is None:

@@ -133,7 +133,8 @@ class RankGroup:
                     self._running.discard(rank)
                     rank0_is_done |= rank == 0 and code in (0, RETRACTED)
                     if code and not (rank == 0 and rank0_is_done):
-                        self._fail(event, at_once=restarts_left > 0 and not rank0_is_done)
+                        restarts = restarts_left > 0 and self._stopped_by is None
+                        self._fail(event, at_once=restarts and not rank0_is_done)
                     elif rank == 0:
                         self._failed += [event] if code else []
                         self._bound(ORDERLY_END_S)

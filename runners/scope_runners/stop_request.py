@@ -32,6 +32,19 @@ def leave_at_once(signum: int, frame: FrameType | None) -> None:
     os._exit(128 + signum)
 
 
+class Interrupted(KeyboardInterrupt):
+    """Like Ctrl-C's, by any of the signals."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """A handler while a process starts: what it has opened is closed on the way out."""
+    raise Interrupted(signum)
+
+
 class StopRequest:
     """The first signal to stop asks for an end after this chunk, the second interrupts it."""
 

@@ -26,6 +26,7 @@ from scope_rt.stream_setup import topology_of
 from scope_rt.trace import TraceRecorder
 from scope_runners import logs
 from scope_runners.file_limit import check_file_limit
+from scope_runners.fork_server import Event, RankEnded
 from scope_runners.job import (
     StreamJob,
     available_cores,
@@ -43,7 +44,7 @@ from scope_runners.rank_group import Attempt
 from scope_runners.rank_process import guarded_rank, rank_watchdog
 from scope_runners.request import StreamRequest, parse_stream_request
 from scope_runners.show import control
-from scope_runners.stop_request import leave_at_once, taking_stop_signals
+from scope_runners.stop_request import STOPPING, interrupt, leave_at_once, taking_stop_signals
 
 RANK_MODULE = "scope_runners.stream"
 _LOG = logging.getLogger(__name__)
@@ -113,11 +114,12 @@ def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int
     if environment.rank == 0:
         _LOG.info("settings: %s", job.setup.config.in_effect())
         # `control` looks at what an earlier stream left, and knows more of it than the session.
-        session = StreamSession(
-            job.setup,
-            instruments=instruments,
-            check_replaced=lambda: check_record_is_new(job),
-        )
+        with nullcontext() if environment.launched else taking_stop_signals(interrupt):
+            session = StreamSession(
+                job.setup,
+                instruments=instruments,
+                check_replaced=lambda: check_record_is_new(job),
+            )
         return control(job, session, started_s=started_s)
     return _serve(job, instruments)
 
@@ -140,6 +142,13 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
 
     progress, told = Progress(num_chunks_saved), Progress(lambda: _written_ns(files.summary))
 
+    rank0_code = 0
+
+    def see(_: int, event: Event) -> None:
+        nonlocal rank0_code
+        if isinstance(event, RankEnded) and event.rank == 0:
+            rank0_code = event.code
+
     def attempt_of(number: int) -> Attempt:
         environment = replace(setup.environment, attempt=number)
         return Attempt(argv=argv, num_ranks=topology_of(setup.config, environment).world_size)
@@ -151,8 +160,11 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
         restarts=Restarts(
             most=setup.config.recovery.max_restarts, made_progress=progress.has_risen
         ),
+        on_event=see,
         heartbeat_timeout_s=setup.config.mesh.heartbeat_timeout_s,
     )
+    if rank0_code < 0 and code - 128 in STOPPING:
+        print("scope-rt: interrupted", file=sys.stderr)  # rank0 could not say it
     if code > 128 and num_chunks_saved() and not told.has_risen():
         say_how_to_resume(job)  # rank0 could not
     return code

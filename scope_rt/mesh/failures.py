@@ -43,7 +43,7 @@ class Liveness:
         `peer` is the other rank where it is one.
         """
         try:
-            with self._watchdog.section(what, is_bounded=False, ends_with_group=True):
+            with self._watchdog.section(what, is_bounded=False, is_wait=True, ends_with_group=True):
                 yield
         except RuntimeError as error:
             release_frames(error)

@@ -109,7 +109,8 @@ class Rank:
         """
         generator = None
         if self._setup.environment.rank in self._setup.topology.generator_ranks:
-            generator = self._load_generator()
+            with self._instruments.watchdog.section("loading the model", is_bounded=False):
+                generator = self._load_generator()
         position = self._exchange_loaded(generator, resume_point or MeshResumePoint())
         if generator is not None:
             self._worker = self._make_worker(generator, position)

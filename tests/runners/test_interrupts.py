@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scope_rt.faults import FaultPoint
+from scope_rt.mesh.rank import Rank
 from scope_rt.record.reader import read_history
 from scope_rt.video.segments import VideoSegments
 from scope_rt.video.writer import VideoWriter
@@ -181,3 +182,17 @@ sys.exit(main.main(["stream", "--prompt", "a red circle"]))
     command = [sys.executable, "-c", script]
     done = warm_python.run(command, timeout=100)
     assert (done.returncode, done.stderr) == (130, "scope-rt: interrupted\n")
+
+
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_loads_is_answered_and_leaves_nothing(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
+) -> None:
+    monkeypatch.setattr(Rank, "start", lambda *_: signal.raise_signal(signum))
+    assert main([*SHORT, "--out", str(tmp_path / "a.mp4")]) == 128 + signum
+    assert capsys.readouterr().err == "scope-rt: interrupted\n"
+    assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,5 @@
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
@@ -14,6 +14,7 @@ from scope_rt.part_place import PartPlace
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.vae.codec import VideoCodec
 from scope_runners import stream
+from scope_runners.fork_server import RankEnded
 from scope_runners.job import Timeline, check_machine, check_outputs, place_events, prepare
 from scope_runners.request import parse_stream_request
 from tests.tiny_folder import write_tiny_folder
@@ -197,3 +198,26 @@ def test_ranks_are_launched_by_a_process_that_holds_no_codec_and_no_text_encoder
     arguments = ["--prompt", "a red circle", "--plan", "pp1", "--oversubscribe"]
     arguments += ["--out", str(tmp_path / "a.mp4")]
     assert stream.run_here_or_launch(parse_stream_request(arguments), arguments) == 7
+
+
+@pytest.mark.parametrize(
+    ("rank0", "code", "said"),
+    [(-15, 143, "scope-rt: interrupted\n"), (143, 143, ""), (-9, 137, "")],
+)
+def test_a_launcher_says_that_a_person_ended_a_rank0_which_could_not(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    rank0: int,
+    code: int,
+    said: str,
+) -> None:
+    def launched(*_: object, on_event: Callable[[int, RankEnded], None], **__: object) -> int:
+        on_event(0, RankEnded(0, rank0))
+        return code
+
+    monkeypatch.setattr(stream, "launch_attempts", launched)
+    arguments = ["--prompt", "a red circle", "--plan", "pp1", "--oversubscribe"]
+    arguments += ["--out", str(tmp_path / "a.mp4")]
+    assert stream.run_here_or_launch(parse_stream_request(arguments), arguments) == code
+    assert capsys.readouterr().err == said
