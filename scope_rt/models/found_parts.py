@@ -57,62 +57,21 @@ class FoundPart:
         return f"{self.files[0]}: {self.key}" if self.key else self.files[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Marks:
-    """Two tensors that a kind has under these names, and no other kind."""
-
-    kind: Kind
-    naming: Naming
-    sized: str
-    """Whose shape has the width, on `axis`."""
-    axis: int
-    other: str
-
-
-_MARKS = (
-    _Marks(
-        kind=Kind.TRANSFORMER,
-        naming=Naming.ORIGINAL,
-        sized="patch_embedding.weight",
-        axis=0,
-        other="text_embedding.0.weight",
+_MARKS = {
+    (Kind.TRANSFORMER, Naming.ORIGINAL): ("patch_embedding.weight", "text_embedding.0.weight"),
+    (Kind.TRANSFORMER, Naming.DIFFUSERS): (
+        "patch_embedding.weight",
+        "condition_embedder.text_embedder.linear_1.weight",
     ),
-    _Marks(
-        kind=Kind.TRANSFORMER,
-        naming=Naming.DIFFUSERS,
-        sized="patch_embedding.weight",
-        axis=0,
-        other="condition_embedder.text_embedder.linear_1.weight",
+    (Kind.VAE, Naming.ORIGINAL): ("conv2.weight", "decoder.conv1.weight"),
+    (Kind.VAE, Naming.DIFFUSERS): ("post_quant_conv.weight", "decoder.conv_in.weight"),
+    (Kind.TEXT_ENCODER, Naming.ORIGINAL): (
+        "token_embedding.weight",
+        "blocks.0.pos_embedding.embedding.weight",
     ),
-    _Marks(
-        kind=Kind.VAE,
-        naming=Naming.ORIGINAL,
-        sized="conv2.weight",
-        axis=0,
-        other="decoder.conv1.weight",
-    ),
-    _Marks(
-        kind=Kind.VAE,
-        naming=Naming.DIFFUSERS,
-        sized="post_quant_conv.weight",
-        axis=0,
-        other="decoder.conv_in.weight",
-    ),
-    _Marks(
-        kind=Kind.TEXT_ENCODER,
-        naming=Naming.ORIGINAL,
-        sized="token_embedding.weight",
-        axis=1,
-        other="blocks.0.pos_embedding.embedding.weight",
-    ),
-    _Marks(
-        kind=Kind.TEXT_ENCODER,
-        naming=Naming.DIFFUSERS,
-        sized="shared.weight",
-        axis=1,
-        other="encoder.final_layer_norm.weight",
-    ),
-)
+    (Kind.TEXT_ENCODER, Naming.DIFFUSERS): ("shared.weight", "encoder.final_layer_norm.weight"),
+}
+"""Two tensors that a part has and no other has both; the shape of the first has the width."""
 _LORA = re.compile(r"\.lora_(A|down)\.")
 _BLOCK = re.compile(r"(?:^|\.)blocks?\.(\d+)\.")
 TAKEN_KEYS = ("generator_ema", "generator", "model", "generator_lora", "")
@@ -146,22 +105,23 @@ def folder_of(name: str) -> str:
 def _part(states: Sequence[StateForm]) -> FoundPart | None:
     stored = {name: form for state in states for name, form in state.tensors.items()}
     shapes = {unwrapped(name): form.shape for name, form in stored.items()}
-    marks = next((each for each in _MARKS if {each.sized, each.other} <= shapes.keys()), None)
-    if marks is None and not any(map(is_lora, states)):
+    told = next((marks for marks in _MARKS.items() if shapes.keys() >= set(marks[1])), None)
+    if told is None and not any(map(is_lora, states)):
         return None
-    is_transformer = marks is not None and marks.kind is Kind.TRANSFORMER
+    (kind, naming), (sized, other) = told or ((Kind.LORA, Naming.ORIGINAL), ("", ""))
+    is_transformer, width_axis = kind is Kind.TRANSFORMER, int(kind is Kind.TEXT_ENCODER)
     return FoundPart(
-        kind=marks.kind if marks else Kind.LORA,
-        naming=marks.naming if marks else Naming.ORIGINAL,
+        kind=kind,
+        naming=naming,
         files=tuple(state.file for state in states),
         key=states[0].key,
         dtypes=frozenset(form.dtype for form in stored.values()),
         num_blocks=len({block[1] for name in shapes if (block := _BLOCK.search(name))}),
-        sized=marks.sized if marks else "",
-        width=_size(shapes[marks.sized], marks.axis) if marks else 0,
-        latent_channels=_size(shapes[marks.sized], 1) if marks and is_transformer else 0,
-        text_width=_size(shapes[marks.other], 1) if marks and is_transformer else 0,
-        is_prefixed=marks is not None and marks.sized not in stored,
+        sized=sized,
+        width=_size(shapes[sized], width_axis) if sized else 0,
+        latent_channels=_size(shapes[sized], 1) if is_transformer else 0,
+        text_width=_size(shapes[other], 1) if is_transformer else 0,
+        is_prefixed=bool(sized) and sized not in stored,
         is_wrapped=any(map(is_wrapped, stored)),
     )
 
