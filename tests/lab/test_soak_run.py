@@ -92,24 +92,24 @@ def nth(lines: list[Plain], kind: str, number: int) -> Plain:
 
 
 def lose_a_chunk(lines: list[Plain]) -> None:
-    lines.remove(nth(lines, "shown", -2))
+    lines.remove(nth(lines, "Shown", -2))
 
 
 def show_a_chunk_twice(lines: list[Plain]) -> None:
-    lines.append(nth(lines, "shown", -1))
+    lines.append(nth(lines, "Shown", -1))
 
 
 def show_other_latents(lines: list[Plain]) -> None:
-    nth(lines, "shown", -3)["latents_sha256"] = "0" * 64
+    nth(lines, "Shown", -3)["latents_sha256"] = "0" * 64
 
 
 def show_other_pictures(lines: list[Plain]) -> None:
-    shown = nth(lines, "shown", -3)
+    shown = nth(lines, "Shown", -3)
     shown["thumbnail"] = bytes(255 - value for value in bytes.fromhex(shown["thumbnail"])).hex()
 
 
 def forget_the_faults(lines: list[Plain]) -> None:
-    lines[:] = [line for line in lines if line["kind"] != "fault_injected"]
+    lines[:] = [line for line in lines if line["kind"] != "FaultInjected"]
 
 
 def leave_out_memory(lines: list[Plain]) -> None:
@@ -117,7 +117,7 @@ def leave_out_memory(lines: list[Plain]) -> None:
 
 
 def forget_a_cue(lines: list[Plain]) -> None:
-    lines.remove(nth(lines, "cue_shown", 2))
+    lines.remove(nth(lines, "CueShown", 2))
 
 
 def take_long(lines: list[Plain]) -> None:
@@ -127,7 +127,7 @@ def take_long(lines: list[Plain]) -> None:
 
 
 def notice_late(lines: list[Plain]) -> None:
-    last = nth(lines, "fault_injected", -1)["attempt"]
+    last = nth(lines, "FaultInjected", -1)["attempt"]
     for line in lines:
         line["at_s"] += 3.0 * (line["attempt"] == last and line["kind"] in ("failed", "ended"))
 

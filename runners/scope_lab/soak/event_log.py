@@ -10,14 +10,12 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """Something that happened at `at_s`, in the given `attempt` of the group."""
-
-    kind: ClassVar[str]
 
     at_s: float
     attempt: int
@@ -27,14 +25,10 @@ class Line:
 class Launched(Line):
     """The soak was started or resumed; `attempt` is the first of this launcher."""
 
-    kind: ClassVar = "launched"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Line):
     """A rank runs as process `pid`."""
-
-    kind: ClassVar = "started"
 
     rank: int
     pid: int
@@ -44,8 +38,6 @@ class Started(Line):
 class Opened(Line):
     """Rank0's session is open; its consumer has `num_acknowledged` chunks from before."""
 
-    kind: ClassVar = "opened"
-
     num_acknowledged: int
     resumed_at_chunk: int
     """The first chunk to be planned, -1 where the stream starts."""
@@ -54,8 +46,6 @@ class Opened(Line):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown(Line):
     """Rank0's consumer was handed a chunk, the `number`th of the video."""
-
-    kind: ClassVar = "shown"
 
     number: int
     chunk_index: int
@@ -72,8 +62,6 @@ class Shown(Line):
 class CueSent(Line):
     """A cue was sent, maybe again because its acknowledgement was lost."""
 
-    kind: ClassVar = "cue_sent"
-
     cue: int
 
 
@@ -81,8 +69,6 @@ class CueSent(Line):
 class CueAcknowledged(Line):
     """The cue was acknowledged: it took effect at this chunk, where a later prompt may have taken
     the place of its own."""
-
-    kind: ClassVar = "cue_acknowledged"
 
     cue: int
     chunk_index: int
@@ -93,16 +79,12 @@ class CueAcknowledged(Line):
 class CueShown(Line):
     """The chunk that the acknowledgement named shows it."""
 
-    kind: ClassVar = "cue_shown"
-
     cue: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CueLost(Line):
     """The chunk that the acknowledgement named, planned again after a crash, does not show it."""
-
-    kind: ClassVar = "cue_lost"
 
     cue: int
 
@@ -111,8 +93,6 @@ class CueLost(Line):
 class FaultInjected(Line):
     """The fault from outside is about to be injected into process `pid`."""
 
-    kind: ClassVar = "fault_injected"
-
     fault: int
     pid: int
 
@@ -120,8 +100,6 @@ class FaultInjected(Line):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Line):
     """A rank ends by an error."""
-
-    kind: ClassVar = "failed"
 
     rank: int
     error: str
@@ -132,8 +110,6 @@ class Failed(Line):
 class Ended(Line):
     """The launcher saw a rank end."""
 
-    kind: ClassVar = "ended"
-
     rank: int
     code: int
 
@@ -141,8 +117,6 @@ class Ended(Line):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySampled(Line):
     """A process has `rss_bytes` in memory. `rank` -1 is the launcher, -2 the process it forks."""
-
-    kind: ClassVar = "memory_sampled"
 
     rank: int
     rss_bytes: int
@@ -154,13 +128,11 @@ class MemorySampled(Line):
 class Complaint(Line):
     """Something is wrong: a sentence for the report."""
 
-    kind: ClassVar = "complaint"
-
     text: str
 
 
 _KINDS: dict[str, type[Line]] = {
-    kind.kind: kind
+    kind.__name__: kind
     for kind in (
         *(Launched, Started, Opened, Shown, CueSent, CueAcknowledged, CueShown, CueLost),
         *(FaultInjected, Failed, Ended, MemorySampled, Complaint),
@@ -179,7 +151,7 @@ class EventLog:
 
     def add(self, line: Line) -> None:
         """Append one line."""
-        text = json.dumps({"kind": line.kind} | asdict(line)) + "\n"
+        text = json.dumps({"kind": type(line).__name__} | asdict(line)) + "\n"
         file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(file, text.encode())
