@@ -5,10 +5,11 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import TypeVar
 
 from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import ScopeError, UserInputError
@@ -116,9 +117,11 @@ def run_break_it(namespace: argparse.Namespace) -> int:
         )
         suite = Suite(driver=driver, topology=topology, kv_cache=kv_cache)
         if namespace.detectors:
-            is_kept = not _run_trials(suite, cases, print_json=namespace.json)
+            trials = suite.trials(cases)
+            is_kept = not _run_disarming(trials, detectors_table, print_json=namespace.json)
         elif namespace.numeric:
-            is_kept = not _run_numeric(suite, cases, print_json=namespace.json)
+            numeric = suite.numeric(cases)
+            is_kept = not _run_disarming(numeric, numeric_table, print_json=namespace.json)
         else:
             is_kept = not _run_faults(suite, cases, namespace)
     finally:
@@ -157,8 +160,9 @@ def _run_faults(suite: Suite, cases: tuple[Case, ...], namespace: argparse.Names
     results: list[Result] = []
     if not namespace.json:
         print(head(), flush=True)
-    for result in _results(suite, cases, tuple(map(Detector, namespace.disarm))):
-        results.append(result)
+    disarmed = tuple(map(Detector, namespace.disarm))
+    for case in cases:
+        results.append(result := suite.run(case, disarmed=disarmed))
         if not namespace.json:
             print(rows(result), flush=True)
     print(as_json(results) if namespace.json else f"\n{tally(results)}", flush=True)
@@ -167,41 +171,18 @@ def _run_faults(suite: Suite, cases: tuple[Case, ...], namespace: argparse.Names
     return not any(result.verdict.is_failure for result in results)
 
 
-def _results(
-    suite: Suite, cases: tuple[Case, ...], disarmed: tuple[Detector, ...]
-) -> Iterator[Result]:
-    for case in cases:
-        yield suite.run(case, disarmed=disarmed)
+R = TypeVar("R", TrialResult, NumericResult)
 
 
-def _run_trials(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> bool:
-    """Disarm the detectors of these faults in turn; whether each was shown to matter."""
-    results: list[TrialResult] = []
-    for result in suite.trials(cases):
-        results.append(result)
-        _say(f"{result.trial}: {result.outcome}", print_json=print_json)
-    return _tell(results, detectors_table(results), print_json=print_json)
-
-
-def _run_numeric(suite: Suite, cases: tuple[Case, ...], *, print_json: bool) -> bool:
-    """Change numbers at each level, and without what finds it; whether all ended as they must."""
-    results: list[NumericResult] = []
-    for result in suite.numeric(cases):
-        results.append(result)
-        end = "found, and not without its layer" if result.shows_it else "NOT as it must be"
-        _say(f"{result.fault}: {end}", print_json=print_json)
-    return _tell(results, numeric_table(results), print_json=print_json)
-
-
-def _say(progress: str, *, print_json: bool) -> None:
-    if not print_json:
-        print(progress, file=sys.stderr, flush=True)
-
-
-def _tell(
-    results: Sequence[TrialResult] | Sequence[NumericResult], table: str, *, print_json: bool
+def _run_disarming(
+    tried: Iterable[R], table: Callable[[list[R]], str], *, print_json: bool
 ) -> bool:
-    """Print what was found; whether all of it is as it must be."""
+    """Show what happens with what finds each fault and without; whether all ended as it must."""
+    results = list[R]()
+    for result in tried:
+        results.append(result)
+        if not print_json:
+            print(result.progress, file=sys.stderr, flush=True)
     plain = [asdict(result) for result in results]
-    print(json.dumps(plain, indent=2) if print_json else table, flush=True)
+    print(json.dumps(plain, indent=2) if print_json else table(results), flush=True)
     return all(result.shows_it for result in results)

@@ -6,7 +6,7 @@ the run is then reported as hung.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from scope_contracts.errors import ScopeError
@@ -19,7 +19,7 @@ from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.events import EventKind, read_events
 from scope_runners.break_it.faults import FaultPlan, encode, read_log
 from scope_runners.break_it.instruments import DISARM, FAULTS
-from scope_runners.break_it.job import RankJob, Script, ScriptEvent
+from scope_runners.break_it.job import RankJob, RunOptions, Script, ScriptEvent
 from scope_runners.break_it.observation import Observation, seconds_per_chunk
 from scope_runners.break_it.scenario import Pace, Scenario, unaffected
 from scope_runners.break_it.two_hosts import start_on_two_hosts
@@ -139,22 +139,15 @@ class Driver:
         self._num_runs += 1
         folder = self.folder / f"run{self._num_runs:03}"
         folder.mkdir(parents=True)
-        script = scenario.script
+        recomputes = scenario.script.recomputes_always
         return RankJob(
-            model=str(self.recomputing_model if script.recomputes_always else self.model),
+            model=str(self.recomputing_model if recomputes else self.model),
             plan=str(scenario.topology.plan_id),
             tp=scenario.topology.tp_degree,
             parts=self.parts,
             prompt=self.prompt,
-            script=script,
             folder=str(folder),
-            differing_rank=scenario.differing_rank,
-            differing_plan=scenario.differing_plan,
-            differing_tp=scenario.differing_tp,
-            hard_cut_after=scenario.hard_cut_after,
-            consumer_kind=scenario.consumer_kind,
-            records=scenario.records,
-            pause_s=scenario.pause_s,
+            **{each.name: getattr(scenario, each.name) for each in fields(RunOptions)},
         )
 
     def _environ(

@@ -46,18 +46,10 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankJob:
-    """What every rank of a run is given."""
+class RunOptions:
+    """How a run differs from a stream that nobody interferes with."""
 
-    model: str
-    plan: str
-    tp: int
-    prompt: str
-    script: Script
-    folder: str
-    """Where the run keeps its files."""
-    parts: str | None = None
-    """What every rank imports before it opens the model."""
+    script: Script = Script()
     differing_rank: int = -1
     """The rank that is started with `differing_plan` and `differing_tp` instead."""
     differing_plan: str = ""
@@ -68,6 +60,20 @@ class RankJob:
     records: bool = False
     pause_s: float = 0.0
     """How long rank0's consumer sleeps after every chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankJob(RunOptions):
+    """What every rank of a run is given."""
+
+    model: str
+    plan: str
+    tp: int
+    prompt: str
+    folder: str
+    """Where the run keeps its files."""
+    parts: str | None = None
+    """What every rank imports before it opens the model."""
 
     @property
     def path(self) -> Path:

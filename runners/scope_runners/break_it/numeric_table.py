@@ -24,6 +24,12 @@ class NumericResult:
         is_found = all(result.verdict is Verdict.PASSED for result in self.by_level.values())
         return is_found and (self.without is None or self.without.shows_it)
 
+    @property
+    def progress(self) -> str:
+        """In a line, while others are tried."""
+        end = "found, and not without its layer" if self.shows_it else "NOT as it must be"
+        return f"{self.fault}: {end}"
+
 
 def numeric_table(results: Sequence[NumericResult]) -> str:
     """As Markdown, for the terminal and for the runbook."""

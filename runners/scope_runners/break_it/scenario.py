@@ -11,7 +11,7 @@ from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.faults import Fault, at
-from scope_runners.break_it.job import ConsumerKind, Script
+from scope_runners.break_it.job import RunOptions, Script
 from scope_runners.break_it.observation import LEFT, Observation
 
 A_STREAM = Script()
@@ -92,7 +92,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Scenario(RunOptions):
     """A run in which something breaks."""
 
     topology: Topology
@@ -102,16 +102,6 @@ class Scenario:
     """Environment of all ranks."""
     environ: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """Environment of single ranks."""
-    script: Script = A_STREAM
-    differing_rank: int = -1
-    """A rank that is started with other arguments, `differing_plan` and `differing_tp`."""
-    differing_plan: str = ""
-    differing_tp: int = 0
-    hard_cut_after: int = -1
-    consumer_kind: ConsumerKind = ConsumerKind.LOG
-    records: bool = False
-    pause_s: float = 0.0
-    """How long rank0's consumer sleeps after every chunk."""
     cuts_connection: bool = False
     """Whether the ranks are on two hosts, and the connection between them is cut."""
     check: Callable[[Observation], list[str]] = lambda seen: []

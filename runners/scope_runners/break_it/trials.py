@@ -104,6 +104,11 @@ class TrialResult:
         got_through = self.outcome in (Outcome.HANG, Outcome.DRIFT, Outcome.CRAWL)
         return self.armed.verdict is Verdict.PASSED and got_through
 
+    @property
+    def progress(self) -> str:
+        """In a line, while others are tried."""
+        return f"{self.trial}: {self.outcome}"
+
 
 def judge_trial(
     trial: Trial, *, armed: Result, disarmed: Result, seen: Observation, chunk_s: float
