@@ -62,7 +62,7 @@ def _verify(namespace: argparse.Namespace) -> int:
     folder = embedded_folder() if namespace.folder == EMBEDDED else Path(namespace.folder)
     if not folder.is_dir():
         raise UserInputError(f"model folder {str(folder)!r} does not exist; give a folder")
-    if namespace.write:
+    if namespace.write or namespace.recipe is not None:
         Layout.of(folder, namespace.recipe)  # nobody vouches for what is no model folder yet
     found = Manifest.of(folder)
     if namespace.write:

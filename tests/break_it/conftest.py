@@ -3,7 +3,7 @@
 import pytest
 
 from scope_rt.models.loading import ModelFolder
-from scope_runners.break_it.driver import Driver, recomputing_copy
+from scope_runners.break_it.driver import Driver, recomputing_family
 from scope_runners.break_it.suite import Suite
 from tests.break_it.broken import HEARTBEAT_S, Broken
 from tests.tiny_folder import write_tiny_folder
@@ -12,11 +12,12 @@ from tests.tiny_folder import write_tiny_folder
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
     folder = tmp_path_factory.mktemp("break-it")
-    model = write_tiny_folder(folder / "model")
-    twin = recomputing_copy(ModelFolder.open(model), folder / "twin")
+    model = ModelFolder.open(write_tiny_folder(folder / "model"))
     driver = Driver(
-        model=model,
-        recomputing_model=twin,
+        model=str(model.path),
+        family=None,
+        recomputing_family=recomputing_family(model, None, folder),
+        recipe=model.recipe,
         prompt="a red circle",
         folder=folder / "runs",
         bound_s=60.0,

@@ -4,18 +4,21 @@ import argparse
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scope_contracts.errors import UserInputError
+from scope_rt.models.family import Family
 from scope_rt.models.loading import ModelFolder
 from scope_runners.break_it import command
 from scope_runners.break_it.catalogue import CASES, chosen
 from scope_runners.break_it.command import add_break_it_arguments, run_break_it
-from scope_runners.break_it.driver import recomputing_copy
+from scope_runners.break_it.driver import Driver, recomputing_family
 from scope_runners.break_it.suite import Suite
 from scope_runners.main import main
+from tests.tiny_folder import KREA_RECIPE
 
 
 def run(*arguments: str) -> int:
@@ -62,6 +65,7 @@ def test_every_name_stands_once_and_fits_its_column() -> None:
         (["--numeric", "disk-full"], "none of these faults changes numbers on this plan"),
         (["rows-flip", "--kv-cache", "spiral"], "kv_cache"),
         (["1", "--model", "/nowhere"], "does not exist"),
+        (["1", "--recipe", "krea-14"], "no .toml file, and 'krea-14' is no recipe"),
         (["1", "--plan", "tp_v1_1", "--tp", "3"], "tp 3 does not divide the model's 4 heads"),
     ],
 )
@@ -78,11 +82,11 @@ def test_a_bound_that_no_clock_can_wait_for_is_refused(capsys: pytest.CaptureFix
 def test_what_fails_before_the_first_fault_leaves_no_folder(
     suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(model: object, into: Path) -> Path:
-        into.mkdir()
+    def full(model: object, given: object, into: Path) -> str:
+        (into / "recipe").touch()
         raise OSError("no space is left")
 
-    monkeypatch.setattr(command, "recomputing_copy", full)
+    monkeypatch.setattr(command, "recomputing_family", full)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(OSError, match="no space"):
         run("1", "--model", str(suite.driver.model))
@@ -124,7 +128,31 @@ def test_what_finds_a_numeric_fault_is_told_on_any_plan_and_cache(
     assert "**drift**: " in row
 
 
-def test_the_copy_that_recomputes_is_a_whole_model_of_its_own(tmp_path: Path) -> None:
-    copy = ModelFolder.open(recomputing_copy(ModelFolder.open("tiny"), tmp_path / "copy"))
-    assert not copy.recipe.clean_pass
-    assert copy.fingerprint() != ModelFolder.open("tiny").fingerprint()
+@pytest.mark.parametrize("given", [None, "causvid-1.3b", "longlive-infinity-1.3b", "krea-14b"])
+def test_every_model_has_a_recipe_that_recomputes(given: str | None, tmp_path: Path) -> None:
+    family = given and replace(Family.named(given), lora=None, project=None).to_toml()
+    own = str(tmp_path / "own.toml") if family else None
+    if own and family:
+        Path(own).write_text(family)
+    model = ModelFolder.open("tiny", own)
+    other = ModelFolder.open("tiny", recomputing_family(model, own, tmp_path))
+    assert not other.recipe.clean_pass
+    assert (other.fingerprint() == model.fingerprint()) is (not model.recipe.clean_pass)
+
+
+def test_ranks_are_given_the_recipe_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drivers = list[Driver]()
+    own = tmp_path / "own.toml"
+    own.write_text(Family(name="own", recipe=KREA_RECIPE).to_toml())
+
+    def tried(suite: Suite, *what: object) -> bool:
+        drivers.append(suite.driver)
+        return True
+
+    monkeypatch.setattr(command, "_run_faults", tried)
+    assert run("1", "--recipe", str(own)) == 0
+    (driver,) = drivers
+    assert driver.family == driver.recomputing_family == str(own)
+    assert driver.recipe == KREA_RECIPE

@@ -13,6 +13,7 @@ from scope_runners.break_it.scenario import PP0, Scenario, unaffected
 from scope_runners.break_it.suite import Suite
 from scope_runners.break_it.trials import TRIALS, Outcome, Trial, detectors_table
 from scope_runners.break_it.watch import Watch
+from tests.tiny_folder import RECIPE
 
 pytestmark = pytest.mark.timeout(300)  # a trial is five runs, and one of them hangs
 
@@ -48,8 +49,10 @@ def test_a_disarmed_run_has_as_long_as_a_clean_one_before_it_counts_as_hung(
     clean = SimpleNamespace(length_s=31.0)
     monkeypatch.setattr(driver.Driver, "clean", lambda *where: clean)
     suite = driver.Driver(
-        model=tmp_path,
-        recomputing_model=tmp_path,
+        model="",
+        family=None,
+        recomputing_family=None,
+        recipe=RECIPE,
         prompt="",
         folder=tmp_path,
         bound_s=60.0,

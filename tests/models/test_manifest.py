@@ -1,6 +1,7 @@
 """A flipped byte, swapped shards or permuted rows of a model are refused before the first chunk."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from scope_rt.tensor_files.stored_tensor import Shard, TensorReader
 from scope_runners.main import main
 from tests.models.test_folder_contents import cache, folder, settle
 from tests.models.test_weight_files import rename_to_original, split_file
+from tests.real_checkpoints import SELF_FORCING
 from tests.tensor_parallel import CPU, Group
 
 __all__ = ["cache", "folder"]
@@ -262,6 +264,18 @@ def test_nobody_vouches_for_what_is_no_model_folder_yet(
     assert code == 2
     assert "has no recipe.json" in err
     assert not (folder / MANIFEST_NAME).exists()
+
+
+def test_a_checkpoint_is_vouched_for_and_verified_by_the_recipe_that_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(SELF_FORCING, folder, ignore=shutil.ignore_patterns("*.rollout.*", "configs"))
+    for flags in (["--write"], []):
+        code, _, err = said(capsys, folder, "--recipe", "causvid-1.3b", *flags)
+        assert code == 2
+        assert "recipe causvid-1.3b takes 'generator' of a .pt" in err
+        assert said(capsys, folder, "--recipe", "self-forcing-1.3b", *flags)[0] == 0
 
 
 def test_the_command_compares_with_what_was_read_at_first_use(

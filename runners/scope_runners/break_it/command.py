@@ -19,7 +19,7 @@ from scope_rt.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_runners.arguments import positive, positive_number
 from scope_runners.break_it.catalogue import CASES, WHERE_MEASURED, chosen
 from scope_runners.break_it.detectors import Detector
-from scope_runners.break_it.driver import Driver, recomputing_copy
+from scope_runners.break_it.driver import Driver, recomputing_family
 from scope_runners.break_it.numeric_table import NumericResult, numeric_table
 from scope_runners.break_it.scenario import Case
 from scope_runners.break_it.suite import Suite
@@ -75,6 +75,7 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help=f"a model folder, or {EMBEDDED!r} for the embedded model (default)",
     )
+    add("--recipe", metavar="NAME", help="of the model, as of `scope-rt stream`")
     add_parts_argument(parser)
     add("--prompt", default="a red circle", help="words that the model's text encoder knows")
     add(
@@ -100,7 +101,8 @@ def run_break_it(namespace: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing may stay behind
     cases = _cases(namespace)
     register_parts(namespace.parts)
-    model, topology = ModelFolder.open(namespace.model), _topology(namespace)
+    model = ModelFolder.open(namespace.model, namespace.recipe)
+    topology = _topology(namespace)
     kv_cache = namespace.kv_cache and str(CacheChoice.named(namespace.kv_cache))
     model.check_parts()
     for degree in {(topology or case.default_topology).tp_degree for case in cases}:
@@ -108,8 +110,10 @@ def run_break_it(namespace: argparse.Namespace) -> int:
     folder, is_kept = Path(mkdtemp(prefix="scope-break-it-")), False
     try:
         driver = Driver(
-            model=model.path,
-            recomputing_model=recomputing_copy(model, folder / "rebuilding"),
+            model=namespace.model,
+            family=namespace.recipe,
+            recomputing_family=recomputing_family(model, namespace.recipe, folder),
+            recipe=model.recipe,
             parts=namespace.parts,
             prompt=namespace.prompt,
             folder=folder,

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from scope_contracts.errors import ScopeError
-from scope_rt.models.file_contents import MANIFEST_NAME
 from scope_rt.models.loading import ModelFolder
-from scope_rt.models.recipe import RECIPE_NAME, Recipe
-from scope_rt.models.recipe_choices import CacheUpkeep
+from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe_choices import CacheUpkeep, NewText
 from scope_rt.topology import Topology
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.events import EventKind, read_events
@@ -34,9 +33,14 @@ MOST_RESTARTS = 2
 class Driver:
     """Runs scenarios on one model; each run keeps its files in a folder of its own in `folder`."""
 
-    model: Path
-    recomputing_model: Path
-    """The same, as one that keeps its cache by recompute."""
+    model: str
+    """As `ModelConfig.folder`."""
+    family: str | None
+    """As `ModelConfig.recipe`."""
+    recomputing_family: str | None
+    """That of the same model as one that keeps its cache by recompute."""
+    recipe: Recipe
+    """Of `family`."""
     prompt: str
     folder: Path
     parts: str | None = None
@@ -53,11 +57,11 @@ class Driver:
 
     def pace(self, topology: Topology) -> Pace:
         """How fast a clean stream is on `topology`."""
-        seen, recipe = self.clean(Script(), topology), Recipe.from_folder(self.model)
+        seen = self.clean(Script(), topology)
         return Pace(
             heartbeat_s=self.heartbeat_s,
             chunk_s=seconds_per_chunk(seen),
-            num_calls=len(recipe.timesteps) + 1,
+            num_calls=len(self.recipe.timesteps) + 1,
         )
 
     def run(self, scenario: Scenario, *, disarmed: Iterable[Detector] = ()) -> Observation:
@@ -141,7 +145,8 @@ class Driver:
         folder.mkdir(parents=True)
         recomputes = scenario.script.recomputes_always
         return RankJob(
-            model=str(self.recomputing_model if recomputes else self.model),
+            model=self.model,
+            family=self.recomputing_family if recomputes else self.family,
             plan=str(scenario.topology.plan_id),
             tp=scenario.topology.tp_degree,
             parts=self.parts,
@@ -163,26 +168,27 @@ class Driver:
         }
 
 
-def recomputing_copy(model: ModelFolder, into: Path) -> Path:
-    """The folder of the same model with recompute for cache upkeep; `into` gets links to it.
+def recomputing_family(model: ModelFolder, given: str | None, into: Path) -> str | None:
+    """The recipe of the same model with recompute for cache upkeep, a TOML file in `into`; `given`,
+    the `ModelConfig.recipe` that `model` was opened with, where that is one.
 
     What such a model shows is no picture to judge, unless it was trained so; its messages are those
-    of any recompute model. The manifest stays behind: it vouches for the recipe too.
+    of any recompute model.
     """
     recipe = model.recipe
     if not recipe.clean_pass:
-        return model.path
-    for file in model.path.rglob("*"):
-        link = into / file.relative_to(model.path)
-        if file.is_file() and file.name not in (RECIPE_NAME, MANIFEST_NAME):
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file.resolve())
+        return given
     context_frames = max(1, recipe.window_frames - recipe.frames_per_block)
-    replace(
+    recomputing = replace(
         recipe,
         cache_upkeep=CacheUpkeep.RECOMPUTE,
         kv_cache_num_frames=context_frames,
         window_frames=context_frames + recipe.frames_per_block,
         sink_frames=0,
-    ).save(into)
-    return into
+        rollout_frames=0,
+        rollout_overlap=0,
+        new_text=NewText.KEEP_CACHE,
+    )
+    file = into / "recomputing.toml"
+    file.write_text(replace(model.layout.family, recipe=recomputing).to_toml())
+    return str(file)

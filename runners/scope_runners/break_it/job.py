@@ -72,6 +72,8 @@ class RankJob(RunOptions):
     prompt: str
     folder: str
     """Where the run keeps its files."""
+    family: str | None = None
+    """As `ModelConfig.recipe`."""
     parts: str | None = None
     """What every rank imports before it opens the model."""
 

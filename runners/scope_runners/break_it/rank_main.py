@@ -73,6 +73,7 @@ def _stream(job: RankJob, environment: LaunchEnvironment, log: EventLog) -> None
     register_parts(job.parts)
     config = StreamConfig.load(
         model=job.model,
+        recipe=job.family,
         plan=job.differing_plan if differs else job.plan,
         tp=job.differing_tp if differs else job.tp,
         seed=SEED,
