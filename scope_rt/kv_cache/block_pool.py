@@ -63,11 +63,6 @@ class BlockPool:
         """Blocks that `allocate` can give, those kept for their content included."""
         return len(self._keyless) + self._num_evictable
 
-    @property
-    def num_keyed(self) -> int:
-        """Blocks that `find` can find, held or not."""
-        return sum(map(len, self._by_key.values()))
-
     def references(self, block: int) -> int:
         """How many hold `block`."""
         return self._blocks[block].references

@@ -114,19 +114,6 @@ def remove_kv_eviction(model: nn.Module) -> None:
         tap.remove(layer)
 
 
-def reset_eviction_scores(model: nn.Module) -> None:
-    """Forget all accumulated attention, in every cache in use; rows and positions stay.
-
-    A new cache starts without scores of its own accord: this is for one that goes on, when what
-    was attended to so far should no longer count.
-
-    Raises:
-        UserInputError: the model has no eviction.
-    """
-    for installation in {tap.installation for _, tap in _taps(model)}:
-        installation.forget_mass()
-
-
 class _Installation:
     """What the taps of one model share: settings, and the caches that are in use."""
 
@@ -171,11 +158,6 @@ class _Installation:
 
     def _is_ours(self, layer: object) -> bool:  # a copy of such a cache is
         return isinstance(layer, EvictingLayer) and layer.settings is self._settings
-
-    def forget_mass(self) -> None:
-        for cache in self._caches:
-            for layer in cache.layers:
-                layer.forget_mass()
 
 
 class _Tap:

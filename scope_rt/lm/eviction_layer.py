@@ -258,8 +258,3 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
         if not self.settings.per_head and collectives.size > 1:
             score = collectives.all_reduce_sum(score.clone())
         self.rows = rows.at(self.settings.policy.kept(score, self.positions))
-
-    def forget_mass(self) -> None:
-        """Every row starts at a score of 0 again; the rows stay."""
-        if self.rows is not None:
-            self.rows = replace(self.rows, mass=torch.zeros_like(self.rows.mass))

@@ -53,7 +53,7 @@ class MemoryLedger:
 class VideoSegments:
     """The hidden files of one video; used by one thread at a time.
 
-    `num_chunks` and `num_frames` count what is whole; any thread may read them.
+    `num_chunks` counts what is whole; any thread may read it.
     """
 
     def __init__(self, target: Path, ledger: SegmentLedger) -> None:
@@ -62,7 +62,6 @@ class VideoSegments:
         Raises `UserInputError` if `target` cannot be written or has a living writer.
         """
         self.num_chunks = 0
-        self.num_frames = 0
         self._target, self._ledger = target, ledger
         with output_file.creating_beside(target, suffixes=CODEC_OF_SUFFIX):
             self._lock = _locked(self._path_of(0), target)
@@ -209,7 +208,6 @@ class VideoSegments:
 
     def _count(self, durable: Durable) -> None:
         self._parts[durable.segment].add(durable)
-        self.num_frames += durable.num_frames
         self.num_chunks += 1
 
     def _path_of(self, number: int) -> Path:

@@ -109,8 +109,6 @@ class VideoWriter:
                 on_error.callback(self._segments.discard)
             self.earlier_chunks = self._segments.num_chunks
             """Whole chunks of earlier writers."""
-            self.earlier_frames = self._segments.num_frames
-            """Frames in those chunks."""
             self._encoder = self._begin_segment(width * scale, height * scale, Fraction(fps))
             on_error.pop_all()
         self._thread = DaemonExecutor("video-writer")

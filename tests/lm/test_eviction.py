@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from scope_rt.lm.eviction import install_kv_eviction, remove_kv_eviction, reset_eviction_scores
+from scope_rt.lm.eviction import install_kv_eviction, remove_kv_eviction
 from scope_rt.lm.eviction_layer import EvictingLayer
 from tests.lm.eviction_models import KINDS, prompt, tiny_lm
 from tests.lm.reference_h2o import ReferenceH2O
@@ -212,18 +212,6 @@ def test_a_second_generation_is_that_of_a_fresh_model() -> None:
     assert torch.equal(decode(used, second, 10), want)  # a new cache has no past
     cache.reset()
     assert torch.equal(decode(used, second, 10, cache=cache), want)  # nor has a reset one
-
-
-def test_reset_scores_lets_a_conversation_go_on_without_its_old_favourites() -> None:
-    model, cache = tiny_lm("llama"), DynamicCache()
-    install_kv_eviction(model, **SIZES)
-    decode(model, prompt(14), 4, cache=cache)
-    before = [layer.positions for layer in cache.layers]
-    assert all(layer.rows.mass.min() > 0 for layer in cache.layers)
-    reset_eviction_scores(model)
-    for layer, positions in zip(cache.layers, before, strict=True):
-        assert not layer.rows.mass.any()
-        assert torch.equal(layer.positions, positions)
 
 
 def test_left_padding_changes_nothing_and_is_never_a_sink() -> None:

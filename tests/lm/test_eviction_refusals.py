@@ -9,7 +9,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCa
 
 from scope_contracts.errors import CacheError, UnsupportedError, UserInputError
 from scope_contracts.row_format import CodecKind
-from scope_rt.lm.eviction import install_kv_eviction, remove_kv_eviction, reset_eviction_scores
+from scope_rt.lm.eviction import install_kv_eviction, remove_kv_eviction
 from tests.lm.eviction_models import prompt, tiny_lm
 
 SIZES: dict[str, Any] = {"budget": 3, "n_sink": 2, "n_recent": 3}
@@ -118,10 +118,9 @@ def test_a_second_install_is_refused_and_the_first_stays() -> None:
     assert not has_hooks(model)
 
 
-@pytest.mark.parametrize("what", [remove_kv_eviction, reset_eviction_scores])
-def test_what_is_not_installed_cannot_be_removed_or_reset(what: Any) -> None:
+def test_what_is_not_installed_cannot_be_removed() -> None:
     with pytest.raises(UserInputError, match="install_kv_eviction"):
-        what(tiny_lm("llama"))
+        remove_kv_eviction(tiny_lm("llama"))
 
 
 def test_other_classes_of_cache_are_refused_untouched() -> None:

@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from scope_contracts.errors import CacheError, UserInputError
+from scope_contracts.errors import CacheError
 from scope_contracts.row_format import RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.cache.page_support import DENSE, FLASH_2, FLASH_3, PageSupport
@@ -84,20 +84,6 @@ def choose_lane(traits: DeviceTraits, rows: RowFormat) -> LaneChoice:
             return LaneChoice(lane=lane, passed_over=tuple(passed_over))
         passed_over.append(reason)
     raise AssertionError("the dense lane serves everything")
-
-
-def require_lane(lane: Lane, traits: DeviceTraits, rows: RowFormat) -> Lane:
-    """`lane`, where somebody asked for it by name; models that transformers brings run dense, so
-    no command offers the choice.
-
-    Raises:
-        UserInputError: it does not serve this device or these rows; the sentence says why.
-    """
-    reason = why_not(lane, traits, rows)
-    if reason is not None:
-        instead = choose_lane(traits, rows).lane
-        raise UserInputError(f"{reason}; choose {instead}")
-    return lane
 
 
 def why_not(lane: Lane, traits: DeviceTraits, rows: RowFormat) -> str | None:

@@ -40,11 +40,6 @@ class AttnLayerMap:
         attend = set(self.attention_layers)
         return tuple(layer for layer in range(self.num_layers) if layer not in attend)
 
-    @property
-    def saved(self) -> float:
-        """Share of the K/V bytes that one slot for every layer would have taken in vain."""
-        return 1 - self.num_slots / self.num_layers
-
     def slot(self, layer: int) -> int:
         """Cache slot of a layer of the model.
 
