@@ -5,7 +5,6 @@ import time
 import torch
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.log_records import NOT_RESUMED, Opened
 from scope_contracts.parity import ParityKeys
 from scope_rt.faults import BROKEN_ON_PURPOSE
@@ -51,7 +50,7 @@ def parity_keys(setup: StreamSetup, *, model_is_shared: bool) -> ParityKeys:
 def _is_compared(setup: StreamSetup) -> bool:
     """Whether what this rank computes is compared with what others do."""
     generates = setup.environment.rank in setup.topology.generator_ranks
-    return generates and setup.config.integrity.level is not IntegrityLevel.OFF
+    return generates and setup.verifies
 
 
 def check_environment(setup: StreamSetup) -> None:

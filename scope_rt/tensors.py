@@ -59,7 +59,16 @@ def bytes_of(tensor: Tensor) -> memoryview:
     it."""
     if tensor.ndim and tensor.dtype in _OF_NUMPY and tensor.is_contiguous() and tensor.numel():
         return tensor.numpy(force=True).data.cast("B")  # one call of torch, not three
+    if not tensor.numel():  # whose stride may be none that can be viewed as bytes
+        return memoryview(b"")
     return tensor.reshape(-1).view(torch.uint8).numpy(force=True).data
+
+
+def of_bytes(data: bytes) -> Tensor:
+    """`data` as uint8 `[n]` on the CPU, in memory of its own."""
+    if not data:  # which `frombuffer` refuses
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def digest_of(tensor: Tensor) -> str:

@@ -7,7 +7,7 @@ import torch
 
 from scope_contracts.parity import ScalarDigest
 from scope_rt.mesh.peer_check import PeerReport
-from scope_rt.mesh.transfers import DIGEST_BYTES
+from scope_rt.mesh.transfers import EXCHANGE_BYTES
 from scope_rt.numerics import cuda_settings, numeric_settings
 from tests import warm_python
 from tests.mesh.test_peer_check import DIGEST
@@ -110,7 +110,7 @@ def test_a_report_with_the_settings_of_a_gpu_fits_one_gather() -> None:
     digest: ScalarDigest = DIGEST
     numerics = (*numeric_settings(), *cuda_settings(), "device=" + 40 * "x")
     report = PeerReport(digest=digest, busy_ms=1.0, numerics=numerics)
-    assert len(report.encode()) < DIGEST_BYTES // 2
+    assert len(report.encode()) < EXCHANGE_BYTES // 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -7,6 +7,8 @@ while the interpreter ends: so nothing else in this process keeps a group alive.
 
 import traceback
 import weakref
+from collections.abc import Sequence
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -34,6 +36,12 @@ class Group:
     def is_world(self) -> bool:
         """Whether PyTorch has it as the group of all ranks now."""
         return dist.is_initialized() and dist.group.WORLD is self._group()
+
+
+def gloo_group(ranks: Sequence[int], *, rank: int, timeout: timedelta) -> Group | None:
+    """A new group of `ranks`; None on others. Every rank calls it."""
+    group = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
+    return Group(group) if rank in ranks else None
 
 
 def release_frames(error: BaseException) -> None:

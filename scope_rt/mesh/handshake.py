@@ -17,6 +17,7 @@ from scope_contracts.errors import AuthenticationError
 from scope_rt.mesh.authentic import SEAL_BYTES, Key
 from scope_rt.mesh.failures import Liveness
 from scope_rt.mesh.group import Group
+from scope_rt.tensors import of_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ def prove_each_other(
     for each in groups:
         for peer in (peer for peer in each.ranks if peer != rank):
             proof = torch.empty(SEAL_BYTES, dtype=torch.uint8)
-            mine = _as_tensor(each.key.proof(f"{rank} to {peer}"))
+            mine = of_bytes(each.key.proof(f"{rank} to {peer}"))
             with liveness.named_failures(f"proving rank {peer}", peer=peer):
                 receive = dist.irecv(proof, peer, group=each.group())
                 send = dist.isend(mine, peer, group=each.group())
@@ -60,7 +61,3 @@ def prove_each_other(
                 f"proving rank {peer}: what connected in its place does not know this stream's "
                 "secret; nothing was sent to it"
             )
-
-
-def _as_tensor(proof: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(proof), dtype=torch.uint8)

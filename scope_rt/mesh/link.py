@@ -9,7 +9,7 @@ memory: a chunk of latents is about a megabyte, not worth a second transport.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -22,17 +22,12 @@ from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.mesh.authentic import DIGEST_BYTES
 from scope_rt.mesh.transfers import Transfers, Work
-from scope_rt.tensors import empty
+from scope_rt.tensors import bytes_of, empty, of_bytes
 
 MAGIC = 0x5C09E02
 Tensors = Mapping[str, Tensor]
 Derive = Callable[[PPEnvelope, Tensors], dict[str, Tensor]]
 M = TypeVar("M", PPEnvelope, PPResult)
-
-
-def _raw(frames: Iterable[Tensor]) -> list[memoryview]:
-    """The bytes of each."""
-    return [frame.flatten().view(torch.uint8).numpy().data for frame in frames]
 
 
 class PeerLink:
@@ -79,14 +74,15 @@ class PeerLink:
 
     def _frames(self, message: PPEnvelope | PPResult, tensors: Tensors) -> list[Tensor]:
         """What travels, in order; all of it is built before the first frame leaves."""
-        body = torch.frombuffer(bytearray(encode(message)), dtype=torch.uint8)
+        body = of_bytes(encode(message))
         payload = {
             spec.name: tensors[spec.name].detach().cpu().contiguous() for spec in message.tensors
         }
         digests = []
         if self._with_digests:
-            sent = self._transfers.seals(self._peer).sent(_raw([body, *payload.values()]))
-            digests.append(torch.frombuffer(bytearray(b"".join(sent)), dtype=torch.uint8))
+            parts = [bytes_of(body), *map(bytes_of, payload.values())]
+            sent = self._transfers.seals(self._peer).sent(parts)
+            digests.append(of_bytes(b"".join(sent)))
         travelling = [tensor for name, tensor in payload.items() if name not in self._derived]
         frames = self._instruments.faults.reach(
             FaultPoint.FRAMES, message.chunk_index, [body, *travelling]
@@ -139,7 +135,7 @@ class PeerLink:
     def _check_digests(self, message: PPEnvelope | PPResult, arrived: Tensors) -> None:
         sent = torch.empty(len(arrived) * DIGEST_BYTES, dtype=torch.uint8)
         self._fill(sent)
-        digests = self._transfers.seals(self._peer).arrived(_raw(arrived.values()))
+        digests = self._transfers.seals(self._peer).arrived([*map(bytes_of, arrived.values())])
         self._instruments.checks.input_digests(
             f"chunk {message.chunk_index}",
             f"rank {self._peer}",

@@ -18,7 +18,7 @@ from scope_contracts.tensor_spec import TensorSpec
 from scope_contracts.weights import Checksums
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode_plain, from_canonical
 from scope_rt.control.tail import StreamTail, TailChunk
-from scope_rt.tensors import TORCH_DTYPES, specs_of
+from scope_rt.tensors import TORCH_DTYPES, bytes_of, of_bytes, specs_of
 
 _LENGTH_BYTES, _SUM_BYTES = 4, 8
 _SINKS, _TAIL = "sinks", "tail."
@@ -74,7 +74,7 @@ def encode_loaded(loaded: RankLoaded) -> bytes:
     point, tensors = loaded.resume_point, dict[str, Tensor]()
     for table in fields(WeightsLoaded) if loaded.weights is not None else ():
         checksums = getattr(loaded.weights, table.name)
-        tensors[_NAMES + table.name] = _as_bytes("\n".join(checksums))
+        tensors[_NAMES + table.name] = of_bytes("\n".join(checksums).encode())
         tensors[_SUMS + table.name] = _as_tensor([*checksums.values()])
     chunks = () if point.tail is None else point.tail.chunks
     tensors |= {f"{_TAIL}{index}": chunk.latents for index, chunk in enumerate(chunks)}
@@ -89,8 +89,8 @@ def encode_loaded(loaded: RankLoaded) -> bytes:
         tensors=specs_of(tensors),
     )
     head = encode_plain(to_plain(header))
-    parts = [len(head).to_bytes(_LENGTH_BYTES, "little"), head, *map(_raw, tensors.values())]
-    return b"".join(parts)
+    length = len(head).to_bytes(_LENGTH_BYTES, "little")
+    return b"".join((length, head, *map(bytes_of, tensors.values())))
 
 
 def decode_loaded(data: bytes) -> RankLoaded:
@@ -114,19 +114,9 @@ def decode_loaded(data: bytes) -> RankLoaded:
     return RankLoaded(resume_point=point, weights=weights)
 
 
-def _as_bytes(text: str) -> Tensor:
-    raw = bytearray(text, "utf-8")
-    return torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
-
-
 def _as_tensor(checksums: list[int]) -> Tensor:
     """Integers modulo 2^64 as the int64 of the same bits."""
     return torch.from_numpy(np.array(checksums, dtype=np.uint64).view(np.int64))
-
-
-def _raw(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def _tensors(specs: tuple[TensorSpec, ...], raw: bytes) -> dict[str, Tensor]:
@@ -135,8 +125,7 @@ def _tensors(specs: tuple[TensorSpec, ...], raw: bytes) -> dict[str, Tensor]:
         raise WireError(mismatch("tensors of a rank's report", got=len(raw), want=f"{want} bytes"))
     tensors, start = dict[str, Tensor](), 0
     for spec in specs:
-        part = bytearray(raw[start : start + spec.num_bytes])
-        flat = torch.frombuffer(part, dtype=torch.uint8) if part else torch.empty(0).byte()
+        flat = of_bytes(raw[start : start + spec.num_bytes])
         tensors[spec.name] = flat.view(TORCH_DTYPES[spec.dtype]).reshape(spec.shape)
         start += spec.num_bytes
     return tensors
@@ -145,8 +134,8 @@ def _tensors(specs: tuple[TensorSpec, ...], raw: bytes) -> dict[str, Tensor]:
 def _checksums(tensors: Mapping[str, Tensor], table: str) -> dict[str, int]:
     if missing := sorted({_NAMES + table, _SUMS + table} - tensors.keys()):
         raise WireError(mismatch("rank's report after loading", got=sorted(tensors), want=missing))
-    names = _raw(tensors[_NAMES + table]).decode(errors="replace").split("\n")
-    raw = _raw(tensors[_SUMS + table])
+    names = bytes(bytes_of(tensors[_NAMES + table])).decode(errors="replace").split("\n")
+    raw = bytes_of(tensors[_SUMS + table])
     names = names if raw else []
     if len(raw) != len(names) * _SUM_BYTES:
         got, want = f"{len(raw)} bytes of checksums", f"{len(names)} checksums"

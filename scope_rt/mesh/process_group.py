@@ -25,7 +25,7 @@ from scope_rt.environment_names import SECRET_FILE
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.authentic import GatherSeals
 from scope_rt.mesh.failures import Liveness, RankAddresses
-from scope_rt.mesh.group import Group
+from scope_rt.mesh.group import Group, gloo_group
 from scope_rt.mesh.handshake import Proving, prove_each_other
 from scope_rt.mesh.heartbeat import Heartbeat
 from scope_rt.mesh.interface import needed_interface
@@ -36,6 +36,7 @@ from scope_rt.mesh.sockets import OpenSocket, local_addresses, open_sockets, shu
 from scope_rt.mesh.sums import GpuBackend, SumsGroup, TorchCollectives, open_sums
 from scope_rt.mesh.survivors import Survivors
 from scope_rt.mesh.transfers import Exchange, Transfers
+from scope_rt.tensors import of_bytes
 from scope_rt.topology import Topology
 from scope_rt.watchdog import Watchdog
 
@@ -143,7 +144,7 @@ class World:
             if not 0 < min(sizes) <= max(sizes) <= _MOST_BYTES:
                 raise AuthenticationError(f"exchange between all ranks: got {sizes} bytes")
             longest = max(sizes)
-            padded = torch.frombuffer(bytearray(sealed.ljust(longest, b"\0")), dtype=torch.uint8)
+            padded = of_bytes(sealed.ljust(longest, b"\0"))
             parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(world)]
             dist.all_gather(parts, padded)
         with located("exchange between all ranks"):
@@ -176,8 +177,8 @@ class World:
             )
             if sums is not None and sums.gpu is not None:
                 self._others |= open_sockets() - before  # NCCL has an abort of its own
-            mesh = _gloo_group(generators, rank=rank, timeout=bound) if shared else None
-            pair = _gloo_group(ends, rank=rank, timeout=bound) if topology.pipelined else None
+            mesh = gloo_group(generators, rank=rank, timeout=bound) if shared else None
+            pair = gloo_group(ends, rank=rank, timeout=bound) if topology.pipelined else None
         groups: dict[str, tuple[Group, Sequence[int]]] = {}
         if mesh is not None:
             groups["mesh"] = (mesh, generators)
@@ -309,12 +310,6 @@ def join_world(
         secret=environment.secret,
     )
     return World(meeting, environment, config, device=device, watchdog=watchdog or Watchdog())
-
-
-def _gloo_group(ranks: Sequence[int], *, rank: int, timeout: timedelta) -> Group | None:
-    """None on ranks outside it. Every rank calls it."""
-    group = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
-    return Group(group) if rank in ranks else None
 
 
 def leave_world() -> None:

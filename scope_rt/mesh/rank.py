@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import FingerprintError, IntegrityError, LinkError
-from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.parity import ParityKeys
 from scope_contracts.weights import added_up
@@ -173,7 +172,7 @@ class Rank:
         Raises:
             IntegrityError: what a rank found in what it holds.
         """
-        if self._world is None or not self._verifies:
+        if self._world is None or not self._setup.verifies:
             return ()
         others = set(self._setup.topology.generator_ranks)
         if self._worker is not None:
@@ -311,7 +310,7 @@ class Rank:
     def _load_generator(self) -> ChunkGenerator:
         setup, group = self._setup, self._groups.sums or SoloCollectives()
         cache = open_frame_cache(
-            setup.cache_spec, group=group, device=setup.device, finds_damage=self._verifies
+            setup.cache_spec, group=group, device=setup.device, finds_damage=self._setup.verifies
         )
         model = setup.model.transformer(group, dtype=setup.dtype, device=setup.device)
         return ChunkGenerator(
@@ -325,12 +324,8 @@ class Rank:
             positions=setup.recipe.positions,
             observe=setup.observe_call,
             feedback=self._feedback,
-            derived=TensorDigests() if self._verifies else NoDigests(),
+            derived=TensorDigests() if self._setup.verifies else NoDigests(),
         )
-
-    @property
-    def _verifies(self) -> bool:
-        return self._setup.config.integrity.level is not IntegrityLevel.OFF
 
     def _make_worker(self, generator: ChunkGenerator, position: StreamPosition) -> Worker:
         setup, sums = self._setup, self._groups.sums
@@ -350,11 +345,11 @@ class Rank:
                 gather=None if self._groups.digests is None else self._groups.digests.gather,
                 waited_s=(lambda: 0.0) if sums is None else (lambda: sums.wait_s),
                 slow_factor=setup.config.mesh.slow_rank_factor,
-                numerics=numeric_settings if self._verifies else tuple,
+                numerics=numeric_settings if self._setup.verifies else tuple,
                 checks=self._instruments.checks,
             ),
             result_wait=self._result_wait(),
-            verifier=self._verifier_of(generator) if self._verifies else None,
+            verifier=self._verifier_of(generator) if self._setup.verifies else None,
             instruments=self._instruments,
         )
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scope_contracts.errors import LinkError, LinkTimeoutError
 from scope_rt.mesh.failures import Liveness
-from scope_rt.mesh.group import Group
+from scope_rt.mesh.group import Group, gloo_group
 from scope_rt.mesh.interface import nccl_interface
 from scope_rt.mesh.rendezvous import named
 
@@ -94,8 +94,8 @@ def open_sums(
     if len(ranks) == 1:
         return None
     if device.type != "cuda":
-        group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend="gloo")
-        return SumsGroup(group=Group(group)) if rank in ranks else None
+        group = gloo_group(ranks, rank=rank, timeout=timedelta(seconds=timeout_s))
+        return None if group is None else SumsGroup(group=group)
 
     def connect() -> SumsGroup | None:
         return _connected(ranks, rank=rank, device=device, timeout_s=timeout_s)

@@ -15,14 +15,15 @@ from scope_contracts.errors import ContractError, mismatch
 from scope_rt.mesh.authentic import SEAL_BYTES, FrameSeals, GatherSeals, Key
 from scope_rt.mesh.failures import Liveness
 from scope_rt.mesh.group import Group
+from scope_rt.tensors import of_bytes
 
-DIGEST_BYTES = 4096
+EXCHANGE_BYTES = 4096
 """Bytes that one rank sends in an `Exchange`: the length of what it says, that, and its proof."""
 _LENGTH_BYTES = 4
 
 
 class Exchange:
-    """Small payloads to every rank of a group: one all_gather of `DIGEST_BYTES` per rank."""
+    """Small payloads to every rank of a group: one all_gather of `EXCHANGE_BYTES` per rank."""
 
     def __init__(self, group: Group, liveness: Liveness, seals: GatherSeals) -> None:
         self._group, self._liveness, self._seals = group, liveness, seals
@@ -35,13 +36,13 @@ class Exchange:
             AuthenticationError: what arrived is not what a rank of this stream said.
             LinkError: a rank was lost.
         """
-        most = DIGEST_BYTES - _LENGTH_BYTES - SEAL_BYTES
+        most = EXCHANGE_BYTES - _LENGTH_BYTES - SEAL_BYTES
         if len(payload) > most:
             raise ContractError(mismatch("payload", got=len(payload), want=f"at most {most} bytes"))
         sealed = self._seals.seal(payload)
         length = len(sealed).to_bytes(_LENGTH_BYTES, "little")
-        frame = (length + sealed).ljust(DIGEST_BYTES, b"\0")
-        mine = torch.frombuffer(bytearray(frame), dtype=torch.uint8)
+        frame = (length + sealed).ljust(EXCHANGE_BYTES, b"\0")
+        mine = of_bytes(frame)
         parts = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group()))]
         with self._liveness.named_failures("exchange in the generator group"):
             dist.all_gather(parts, mine, group=self._group())

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from scope_contracts.call_budget import CallBudget
@@ -37,7 +36,7 @@ from scope_rt.mesh.peer_check import PeerCheck
 from scope_rt.mesh.process_group import located
 from scope_rt.mesh.result_wait import ResultWait
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.tensors import sha256_of, specs_of
+from scope_rt.tensors import of_bytes, sha256_of, specs_of
 
 Tensors = Mapping[str, Tensor]
 Answer = tuple[PPResult, dict[str, Tensor]]
@@ -128,8 +127,8 @@ class Worker:
         ran = replace(envelope)  # of what it says now: the other has the bytes it was planned with
         out = {
             LATENTS_OUT: latents,
-            STATE_DIGEST: _as_tensor(state_hash(ran, indices, conditioning=text)),
-            LATENTS_DIGEST: _as_tensor(bytes.fromhex(latents_sha256)),
+            STATE_DIGEST: of_bytes(state_hash(ran, indices, conditioning=text)),
+            LATENTS_DIGEST: of_bytes(bytes.fromhex(latents_sha256)),
         }
         result = PPResult(
             call_id=envelope.call_id,
@@ -189,10 +188,6 @@ class Worker:
                 checks.count_call(budget)
 
         return enter
-
-
-def _as_tensor(digest: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
 class LocalMesh:
