@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
+from math import inf
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -41,6 +42,9 @@ class LoraPlace:
     state_dict: str
     rank: int
     alpha: float
+    all_blocks: bool = True
+    """Whether a layer that it changes in one block is changed in every block; a file that lacks
+    some is then half a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +197,7 @@ def _are_texts(value: object) -> bool:
 _FORMS: Mapping[Any, tuple[str, Any]] = {
     str: ("a text", lambda value: type(value) is str),
     int: ("a whole number from 1", lambda value: type(value) is int and value > 0),
-    float: ("a number above 0", lambda value: type(value) in (int, float) and value > 0),
+    bool: ("true or false", lambda value: type(value) is bool),
+    float: ("a number above 0", lambda value: type(value) in (int, float) and 0 < value < inf),
     tuple[str, ...]: ("a list of texts", _are_texts),
 }

@@ -72,7 +72,7 @@ _MARKS = {
     (Kind.TEXT_ENCODER, Naming.DIFFUSERS): ("shared.weight", "encoder.final_layer_norm.weight"),
 }
 """Two tensors that a part has and no other has both; the shape of the first has the width."""
-_LORA = re.compile(r"\.lora_(A|down)\.")
+_LORA = re.compile(r"\.lora_(A|B|down|up)\.")
 _BLOCK = re.compile(r"(?:^|\.)blocks?\.(\d+)\.")
 TAKEN_KEYS = ("generator_ema", "generator", "model", "generator_lora", "")
 """Of state dicts that are streamed or merged; others are a trainer's own, as a critic is."""

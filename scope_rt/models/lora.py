@@ -7,6 +7,7 @@ model's own names, original or diffusers', with or without what the model was an
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -28,6 +29,7 @@ _PREFIX = re.compile(
 _FACTOR = re.compile(r"\.lora_(A|B|down|up)(\.default)?\.weight$")
 _OTHER = {"A": "B", "B": "A", "down": "up", "up": "down"}
 _ALPHA = ".alpha"
+_BLOCK = re.compile(r"blocks\.(\d+)\.")
 _LINEARS = (
     *(f"{attention}.{each}" for attention in ("self_attn", "cross_attn") for each in "qkvo"),
     "ffn.0",
@@ -84,19 +86,8 @@ class Lora:
             UserInputError: it is another model's, or not whole; names the tensor.
         """
         stored = TorchFile.open(path).tensors(key) if key else state_dict_of(path)
-        known, factors = _names(shapes), dict[str, dict[str, TensorInFile]]()
-        alphas = dict[str, TensorInFile]()
-        for name, tensor in stored.items():
-            if name.endswith(_ALPHA):
-                alphas[name.removesuffix(_ALPHA)] = tensor
-            elif found := _FACTOR.search(name):
-                side = "A" if found[1] in ("A", "down") else "B"
-                factors.setdefault(name[: found.start()], {})[side] = tensor
-            else:
-                raise UserInputError(
-                    f"{path}: {name} is no part of a LoRA of linear layers; {_FIX}"
-                )
-        weights = dict[str, LowRank]()
+        factors, alphas = _sorted_out(path, stored)
+        known, weights = _names(shapes), dict[str, LowRank]()
         for module, pair in factors.items():
             target = known.get(_canonical(module))
             if target is None:
@@ -108,16 +99,55 @@ class Lora:
             a, b = _both(path, module, pair)
             _check_shapes(path, a, b, shapes[target])
             rank, alpha = a.shape[0], place.alpha
-            if (own := alphas.get(module)) is not None:
+            if (own := alphas.pop(module, None)) is not None:
                 alpha = _number(own)
             elif rank != place.rank:
                 want = f"rank {place.rank}, as the recipe or the project's configuration says"
                 got = f"{list(a.shape)}, which is rank {rank}"
                 raise UserInputError(mismatch(f"{path}: {a.name}", got=got, want=want, fix=_FIX))
             weights[target] = LowRank(a=a, b=b, scale=alpha / rank)
+        if alphas:
+            first = next(iter(alphas.values()))
+            raise UserInputError(f"{path}: {first.name} is the alpha of no LoRA in it; {_FIX}")
         if not weights:
             raise UserInputError(f"{path} has no LoRA of linear layers; {_FIX}")
+        if place.all_blocks:
+            _check_blocks(path, weights, shapes)
         return cls(path=path, weights=weights)
+
+
+def _sorted_out(
+    path: Path, stored: Mapping[str, TensorInFile]
+) -> tuple[dict[str, dict[str, TensorInFile]], dict[str, TensorInFile]]:
+    """The factors of each layer by their side, and the alphas, by what a layer is called there."""
+    factors, alphas = dict[str, dict[str, TensorInFile]](), dict[str, TensorInFile]()
+    for name, tensor in stored.items():
+        if name.endswith(_ALPHA):
+            alphas[name.removesuffix(_ALPHA)] = tensor
+        elif found := _FACTOR.search(name):
+            side = "A" if found[1] in ("A", "down") else "B"
+            pair = factors.setdefault(name[: found.start()], {})
+            if (other := pair.setdefault(side, tensor)) is not tensor:
+                raise UserInputError(f"{path}: {other.name} and {name} are one factor; {_FIX}")
+        else:
+            raise UserInputError(f"{path}: {name} is no part of a LoRA of linear layers; {_FIX}")
+    return factors, alphas
+
+
+def _check_blocks(
+    path: Path, weights: Mapping[str, LowRank], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse half a file: a layer that is changed in one block is changed in all of them."""
+    for name, low_rank in weights.items():
+        if not (block := _BLOCK.match(name)):
+            continue
+        others = (f"blocks.{number}.{name[block.end() :]}" for number in _blocks(shapes))
+        if lacking := next((other for other in others if other not in weights), None):
+            raise UserInputError(
+                f"{path}: there is {low_rank.a.name} and nothing for the same layer of block "
+                f"{lacking.split('.')[1]}; {_FIX}, or say all_blocks = false in [lora] of a recipe "
+                "for one that was made so"
+            )
 
 
 def _both(path: Path, module: str, pair: Mapping[str, TensorInFile]) -> tuple[TensorInFile, ...]:
@@ -131,10 +161,12 @@ def _both(path: Path, module: str, pair: Mapping[str, TensorInFile]) -> tuple[Te
 
 
 def _number(alpha: TensorInFile) -> float:
+    what = f"{alpha.path}: {alpha.name}"
     if alpha.shape not in ((), (1,)):
-        what, got = f"{alpha.path}: {alpha.name}", list(alpha.shape)
-        raise UserInputError(mismatch(what, got=got, want="one number", fix=_FIX))
-    return float(alpha.read())
+        raise UserInputError(mismatch(what, got=list(alpha.shape), want="one number", fix=_FIX))
+    if not 0 < (number := float(alpha.read())) < inf:
+        raise UserInputError(mismatch(what, got=number, want="a number above 0", fix=_FIX))
+    return number
 
 
 def _check_shapes(path: Path, a: TensorInFile, b: TensorInFile, weight: tuple[int, ...]) -> None:
@@ -142,20 +174,25 @@ def _check_shapes(path: Path, a: TensorInFile, b: TensorInFile, weight: tuple[in
     rank = a.shape[0] if a.shape else 0
     for factor, want in ((a, (rank, num_in)), (b, (num_out, rank))):
         if not rank or tuple(factor.shape) != want:
-            got, wanted = list(factor.shape), f"{list(want)}, of a layer of {list(weight)}"
+            fits = f"{list(want)}" if rank else "a rank of at least 1"
+            got, wanted = list(factor.shape), f"{fits}, of a layer of {list(weight)}"
             raise UserInputError(mismatch(f"{path}: {factor.name}", got=got, want=wanted, fix=_FIX))
 
 
 def _names(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     """The diffusers name of each linear layer's weight, by all that a LoRA may call the layer."""
-    blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
-    inside = [f"blocks.{block}.{linear}" for block in sorted(blocks) for linear in _LINEARS]
+    inside = [f"blocks.{block}.{linear}" for block in _blocks(shapes) for linear in _LINEARS]
     found = dict[str, str]()
     for original in (*inside, *_OUTSIDE):
         weight = diffusers_name(f"{original}.weight")
         found[_canonical(original)] = weight
         found[_canonical(weight.removesuffix(".weight"))] = weight
     return found
+
+
+def _blocks(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Their numbers."""
+    return list(dict.fromkeys(found[1] for name in shapes if (found := _BLOCK.match(name))))
 
 
 def _canonical(module: str) -> str:

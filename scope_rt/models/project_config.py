@@ -5,6 +5,7 @@ training, or what the project's own code does not read, is left alone.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def adapter_entries(given: Mapping[str, tuple[Path, Any]]) -> dict[str, Any]:
     found = {}
     for name in ("rank", "alpha"):
         value: Any = adapter.get(name) if isinstance(adapter, dict) else None
-        if type(value) not in (int, float) or value <= 0:
+        if type(value) not in (int, float) or not 0 < value < inf:
             want = "a number above 0"
             raise UserInputError(
                 mismatch(f"{path}: adapter: {name}", got=value, want=want, fix=_FIX)

@@ -97,6 +97,8 @@ def test_a_configuration_that_no_stream_could_follow_is_refused_in_one_sentence(
         ),
         ("[recipe]\n[project]\nfiles = []\ntakes = ['adaptor']", r"did you mean 'adapter'"),
         ("[recipe]\n[lora]\nrank = 8\nalpha = 8", r"\[lora\]: .*state_dict"),
+        ("[recipe]\n[lora]\nalpha = inf", r"\[lora\] alpha: got inf, want a number above 0"),
+        ("[recipe]\n[lora]\nall_blocks = 1", r"\[lora\] all_blocks: got 1, want true or false"),
     ],
 )
 def test_a_recipe_file_that_misstates_something_is_refused_in_one_sentence(

@@ -1,5 +1,6 @@
 """A LoRA is merged into exactly the weights that it names, and refused where it names others."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     for block in (0, 1)
     for name, shape in {"attn1.to_q.weight": (DIM, DIM), "ffn.net.0.proj.weight": (24, DIM)}.items()
 }
-PLACE = LoraPlace(state_dict="generator_lora", rank=RANK, alpha=6.0)
+PLACE = LoraPlace(state_dict="generator_lora", rank=RANK, alpha=6.0, all_blocks=False)
 PEFT = ("base_model.model.{}.lora_A.weight", "base_model.model.{}.lora_B.weight")
 
 
@@ -97,7 +98,7 @@ def test_a_file_s_own_alpha_comes_before_the_recipe_s(tmp_path: Path) -> None:
     a, b = factors(0)
     names = {f"{module}.lora_down.weight": a, f"{module}.lora_up.weight": b}
     save_file(names | {f"{module}.alpha": torch.tensor(1.0)}, path)
-    place = LoraPlace(state_dict="", rank=64, alpha=64.0)
+    place = replace(PLACE, rank=64, alpha=64.0)
     assert opened(path, place=place).weights[QUERY].scale == 1 / RANK
 
 
@@ -149,6 +150,41 @@ def test_one_state_dict_of_a_pt_is_taken_and_not_the_critic_s(tmp_path: Path) ->
             },
             r"self_attn.q.alpha: got '?\[2\]'?, want '?one number",
         ),
+        (
+            {
+                "blocks.1.self_attn.q.lora_A.weight": (0, 12),
+                "blocks.1.self_attn.q.lora_B.weight": (12, 0),
+            },
+            r"lora_A.weight: got \[0, 12\], want a rank of at least 1",
+        ),
+        (
+            {"blocks.1.self_attn.q.lora_B.weight": (12, 2)},
+            "blocks.1.self_attn.q.lora_A.weight is missing beside",
+        ),
+        (
+            {
+                "blocks.1.self_attn.q.lora_A.weight": (2, 12),
+                "blocks.1.self_attn.q.lora_down.weight": (2, 12),
+                "blocks.1.self_attn.q.lora_B.weight": (12, 2),
+            },
+            "lora_A.weight and .*lora_down.weight are one factor",
+        ),
+        (
+            {
+                "blocks.1.self_attn.q.lora_down.weight": (2, 12),
+                "blocks.1.self_attn.q.lora_up.weight": (12, 2),
+                "blocks.1.self_attn.q.alpha": (),
+            },
+            "self_attn.q.alpha: got 0.0, want a number above 0",
+        ),
+        (
+            {
+                "blocks.1.self_attn.q.lora_A.weight": (2, 12),
+                "blocks.1.self_attn.q.lora_B.weight": (12, 2),
+                "blocks.0.self_attn.q.alpha": (),
+            },
+            "blocks.0.self_attn.q.alpha is the alpha of no LoRA",
+        ),
         ({"blocks.1.self_attn.q.dora_scale": (12,)}, "dora_scale is no part of a LoRA"),
     ],
 )
@@ -161,3 +197,20 @@ def test_a_lora_of_another_model_is_refused_by_its_tensor(
         opened(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_half_of_a_lora_is_refused_by_the_layer_that_it_lacks(tmp_path: Path, other: int) -> None:
+    """All pairs are whole, and one block's query is left out."""
+    a, b = factors(0)
+    names = [name.format(f"blocks.{other}.self_attn.q") for name in PEFT]
+    path = tmp_path / "lora.safetensors"
+    save_file(dict(zip(names, (a, b), strict=True)), path)
+    whole = replace(PLACE, all_blocks=True)
+    want = f"{names[0]} and nothing for the same layer of block {1 - other}; .*all_blocks = false"
+    with pytest.raises(UserInputError, match=want) as refused:
+        opened(path, place=whole)
+    assert str(path) in str(refused.value)
+    names += [name.format(f"blocks.{1 - other}.self_attn.q") for name in PEFT]
+    save_file({name: (a, b)["lora_B" in name].clone() for name in names}, path)
+    assert len(opened(path, place=whole).weights) == 2
