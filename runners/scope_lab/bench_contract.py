@@ -33,7 +33,6 @@ from scope_runners.arguments import positive
 from scope_runners.break_it.detectors import Detector, checks_without
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
-from scope_runners.guarded import guarded
 from scope_runners.job import available_cores
 
 BUDGET_SHARE = 0.01
@@ -286,14 +285,10 @@ def _cost_rows(row: Callable[..., str], result: ContractBenchmark, kind: Kind) -
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Measure and print; 1 if the contract costs more than its budget."""
-    return guarded(lambda: _run(argv), speaker="bench_contract")
-
-
-def _run(argv: Sequence[str] | None) -> int:
     parser = CommandParser(
-        prog="bench_contract",
+        prog="scripts/lab bench_contract",
         description="What parity, digests, call budget and stream log cost a stream.",
         epilog=f"Exit code: 0 if they cost below {BUDGET_SHARE:.0%} of a chunk's time, 1 if above.",
     )
@@ -309,7 +304,3 @@ def _run(argv: Sequence[str] | None) -> int:
     else:
         print(table(result))
     return 0 if result.holds else FAILED
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

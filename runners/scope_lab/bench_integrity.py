@@ -6,9 +6,7 @@ one audit's turn has: some parts have a turn only in one of these, and none may 
 median. CPU time is that of the process; wall time is what a busy machine stretches.
 """
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -23,6 +21,7 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.integrity.verifier import AUDITED_CHUNKS
 from scope_rt.session import StreamSession
+from scope_runners.command_parser import CommandParser
 
 PROMPT = "a red circle and a blue square, fast, on navy"
 CYCLE = AUDITED_CHUNKS
@@ -45,9 +44,9 @@ class Times:
         self.wall_ms.append((time.perf_counter() - wall_s) * 1e3)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Measure and print a table; exit code 0."""
-    parser = argparse.ArgumentParser(prog="scripts/lab bench_integrity", description=__doc__)
+    parser = CommandParser(prog="scripts/lab bench_integrity", description=__doc__)
     parser.add_argument("--chunks", type=int, default=200, help="of each level (default 200)")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch (default 1)")
     parser.add_argument("--kv-cache", default="ring", help="as scope-rt stream takes it")
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="count FLOPs and bytes at the shapes of Wan 2.1 1.3B instead, which takes no time",
     )
-    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
     settings = {"kv_cache": arguments.kv_cache, "dtype": arguments.dtype}
     if arguments.counted:
@@ -126,7 +125,3 @@ def measure(num_chunks: int, **settings: str) -> dict[IntegrityLevel, Times]:
         for stream in streams.values():
             list(stream)
     return times
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

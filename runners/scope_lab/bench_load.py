@@ -5,7 +5,6 @@ index or as one `.pt`, and loads it on `--tp` ranks at once, each a process of i
 load may come from the disk; those after it come from the page cache.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.original_names import diffusers_name
 from scope_rt.models.shards import is_sharded
+from scope_runners.command_parser import CommandParser
 
 RANK_MODULE = "scope_lab.load_process"
 LARGE, SMALL = (40, 128, 13_824), (8, 64, 2048)
@@ -52,9 +52,9 @@ class RankLoad:
     peak_bytes: int
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print a line a load; 1 where a rank reads or holds more than it may."""
-    parser = argparse.ArgumentParser(prog="scripts/lab bench_load", description=__doc__)
+    parser = CommandParser(prog="scripts/lab bench_load", description=__doc__)
     parser.add_argument("--gib", type=float, default=2.0, help="size of the files (default 2)")
     parser.add_argument("--tp", type=int, default=4)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: a temporary)")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         config = config_of(asked.gib)
         files = write(Path(folder), config, as_pt=asked.pt)
@@ -210,7 +210,3 @@ def _line(number: int, loads: Sequence[RankLoad], num_bytes: int) -> str:
         f"{slices / read_s / 1e9:.2f} GB/s, to read alone); {read / slices:.3f} of the bytes of "
         f"their slices read; a rank keeps {kept / 2**30:.2f} GiB, its peak is {peak:.3f} of that"
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

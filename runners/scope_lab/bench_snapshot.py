@@ -4,9 +4,7 @@ The resume point is that of a recompute model (Krea's recipe, with a decoded anc
 needs 38 latent frames to decode one as it was: no other recipe keeps more latents.
 """
 
-import argparse
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,6 +30,7 @@ from scope_rt.record.stream_log import StreamLog
 from scope_rt.stream_identity import identity
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import TORCH_DTYPES, sha256_of, spec_of
+from scope_runners.command_parser import CommandParser
 
 HEIGHT, WIDTH = 480, 832
 LATENTS_SHAPE = (1, 3, 16, HEIGHT // 8, WIDTH // 8)
@@ -68,15 +67,15 @@ class Figures:
     log_bytes: int
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the table; 1 if a save is over a bar."""
-    parser = argparse.ArgumentParser(prog="scripts/lab bench_snapshot", description=__doc__)
+    parser = CommandParser(prog="scripts/lab bench_snapshot", description=__doc__)
     parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=40, help="of the prompt; the rest is padding")
     parser.add_argument("--events", type=int, default=0, help="still scheduled, not saved")
     parser.add_argument("--dtype", type=DType, default=DType.BFLOAT16)
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: a temporary)")
-    asked = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         figures = measure(
             Path(folder),
@@ -268,7 +267,3 @@ def _durable(index: int) -> Durable:
         digest="5e" * 16,
         encode_ms=1.0,
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -32,7 +32,6 @@ from scope_rt.topology import RUNNABLE
 from scope_rt.video.writer import VideoWriter
 from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
-from scope_runners.guarded import guarded
 from scope_runners.job import available_cores
 
 PROMPT = "a red circle and a blue square, medium, on navy"
@@ -247,13 +246,11 @@ def table(result: Benchmark) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Measure and print; returns the exit code."""
-    return guarded(lambda: _run(argv), speaker="bench_stream")
-
-
-def _run(argv: Sequence[str] | None) -> int:
-    parser = CommandParser(prog="bench_stream", description="Frames per second on this machine.")
+    parser = CommandParser(
+        prog="scripts/lab bench_stream", description="Frames per second on this machine."
+    )
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--chunks", type=positive, default=16, help="chunks of every measurement")
     parser.add_argument("--threads", type=positive, default=1, help="CPU threads of every rank")
@@ -274,7 +271,3 @@ def _run(argv: Sequence[str] | None) -> int:
 def _figure(values: Sequence[float], fps: int) -> Figure:
     median = statistics.median(values)
     return Figure(median=median, lowest=min(values), highest=max(values), ratio=median / fps)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -27,7 +27,7 @@ CAPABILITIES = ("default", "avx2", "avx512")
 _VARIABLE = "ATEN_CPU_CAPABILITY"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Stream and report; 1 where a clean stream was refused or a process did not finish."""
     parser = CommandParser(prog="scripts/lab false_alarms", description=__doc__)
     parser.add_argument(
@@ -117,7 +117,3 @@ def table(results: Iterable[StreamResult]) -> str:
         lines.append(row(capability, combination, chunks, len(errors), nearest, closest.stage))
         lines += [f"  {error}" for error in errors]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

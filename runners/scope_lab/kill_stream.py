@@ -9,7 +9,6 @@ nothing happened to, and nothing may be left beside it.
 import json
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -27,7 +26,6 @@ from scope_runners import stream
 from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
-from scope_runners.guarded import guarded
 
 CHANGES = ("write", "pwrite", "replace", "unlink", "ftruncate", "mkdir", "rmdir")
 ARGUMENTS = ("--prompt", "a red circle", "--prompt-at", "1s:a green square", "--hard-cut-at", "2s")
@@ -51,18 +49,14 @@ class Made:
     files: tuple[str, ...]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the experiment; 1 where a chunk was lost, repeated or damaged."""
     parser = CommandParser(prog="scripts/lab kill_stream", description=__doc__)
     parser.add_argument("--seconds", type=positive, default=3, help="of video (default 3)")
     parser.add_argument("--every", type=positive, default=1, help="try each n-th change only")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    return guarded(lambda: _run(args.seconds, args.every))
-
-
-def _run(seconds: int, every: int) -> int:
-    arguments = [*ARGUMENTS, "--seconds", str(seconds), "--out", "v.mp4"]
+    arguments = [*ARGUMENTS, "--seconds", str(args.seconds), "--out", "v.mp4"]
     with TemporaryDirectory(prefix="scope-kill-") as name:
         whole = _folder(Path(name), "whole")
         if code := _stream(whole, arguments):
@@ -71,7 +65,7 @@ def _run(seconds: int, every: int) -> int:
         print(f"{len(want.chunks)} chunks, {want.num_frames} frames, {num_changes} changes")
         num_killed, wrong = 0, []
         for moment in Moment:
-            for number in range(1, num_changes + 1, every):
+            for number in range(1, num_changes + 1, args.every):
                 case = f"{moment}-{number}"
                 folder = _folder(Path(name), case)
                 num_killed += _stream(folder, arguments, kill=(number, moment)) == -signal.SIGKILL
@@ -165,7 +159,3 @@ def _made(folder: Path) -> Made:
         num_frames=num_frames,
         files=tuple(sorted(left)),
     )
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -19,7 +19,6 @@ from scope_rt.lm.cache.contiguous import ContiguousCache
 from scope_rt.lm.cache.layer_map import AttnLayerMap
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
-from scope_runners.guarded import guarded
 
 VIDEO_BAR = 1e-10
 _DESCRIPTION = "Show why keys and values may be cached; exit code 1 where a claim does not hold."
@@ -207,9 +206,9 @@ def _rows(table_TC: Tensor) -> Iterator[str]:
         yield "   [" + ", ".join(f"{value:.4f}" for value in row) + "]"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print both proofs."""
-    CommandParser(prog="kv_cache_proof", description=_DESCRIPTION).parse_args(argv)
+    CommandParser(prog="scripts/lab kv_cache_proof", description=_DESCRIPTION).parse_args(argv)
     attention = prove_on_attention()
     for line in report(attention):
         print(line)
@@ -218,7 +217,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(line)
     holds = all(attention.claims.values()) and video.largest <= VIDEO_BAR
     return 0 if holds else FAILED
-
-
-if __name__ == "__main__":
-    raise SystemExit(guarded(main, speaker="kv_cache_proof"))

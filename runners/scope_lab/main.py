@@ -11,7 +11,7 @@ from scope_runners.guarded import guarded
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A module with `main(argv)`, and what it shows in a few words."""
+    """A module with `main(argv)`, which may raise what `guarded` says, and what it shows."""
 
     module: str
     help: str
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for known, experiment in EXPERIMENTS.items():
             print(f"  {known:<21} {experiment.help}")
         return 0
-    return guarded(lambda: _run(name, arguments))
+    return guarded(lambda: _run(name, arguments), speaker=name)
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:

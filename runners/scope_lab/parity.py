@@ -7,7 +7,6 @@ describes both. The whole loop runs: planner, preflight, lifecycle, worker and, 
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -258,15 +257,17 @@ def _same_trace(seen: list[TracedCall], recorded: list[dict[str, Any]]) -> bool:
     return len(seen) == len(recorded) and seen == want
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one recording; exit 0 if it agrees, 1 if not, 2 if it cannot be read."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    run = rollouts.main if "--rollout" in arguments else _run
-    return guarded(lambda: run(arguments))
+def main(argv: Sequence[str]) -> int:
+    """Run one recording; exit 0 if it agrees, 1 if not, 2 if it cannot be read.
+
+    A rank of it runs this too, without the laboratory's launcher around it.
+    """
+    run = rollouts.main if "--rollout" in argv else _run
+    return guarded(lambda: run(argv), speaker="parity")
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = CommandParser(prog="scripts/parity", description=__doc__)
+    parser = CommandParser(prog="scripts/lab parity", description=__doc__)
     parser.add_argument("recording", type=Path, metavar="FILE.safetensors")
     parser.add_argument("--plan", choices=(PlanId.SINGLE, PlanId.PP0), default=PlanId.SINGLE)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -298,7 +299,3 @@ def _print(result: ParityReport, *, as_json: bool) -> None:
     print(f"index trace {trace}")
     print(f"max abs diff of latents {result.max_abs_diff:.3g}, bar {result.tolerance:.0e}")
     print(f"context frames {result.context_diff:.3g}, final cache {result.cache_diff:.3g}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

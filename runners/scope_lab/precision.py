@@ -5,9 +5,7 @@ root mean squares, relative to what they are errors of; `rounded once` is what i
 exact result in bfloat16.
 """
 
-import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -25,21 +23,22 @@ from scope_rt.models.noise import SeededNoise
 from scope_rt.models.schedule import FlowSchedule
 from scope_rt.tensor_digests import NoDigests
 from scope_rt.tensors import NAMES
+from scope_runners.command_parser import CommandParser
 
 STEPS = (1000.0, 937.5, 833.3, 625.0)
 SIDE, TEXT_LEN = 8, 16
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the table, or one JSON object."""
-    parser = argparse.ArgumentParser(prog="scripts/lab precision", description=__doc__)
+    parser = CommandParser(prog="scripts/lab precision", description=__doc__)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--heads", type=int, default=8, help="of 128 channels each")
     parser.add_argument("--chunks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    asked = parser.parse_args(argv)
     report = errors(
         layers=asked.layers, heads=asked.heads, num_chunks=asked.chunks, seed=asked.seed
     )
@@ -138,7 +137,3 @@ def _made(
         made[f"chunk {chunk}"] = generator.generate(envelope, tensors, lambda: None)
     first = generator.modulations[STEPS[0]]
     return {"modulation": first.layers, "flow": flows[0], **made}
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

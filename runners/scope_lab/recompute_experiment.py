@@ -39,7 +39,6 @@ from scope_rt.text.words import parse
 from scope_rt.topology import PIPELINED
 from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
-from scope_runners.guarded import guarded
 
 PLAN_CHUNKS = 16
 QUICK_PROMPTS, QUICK_CHUNKS = 3, 6
@@ -246,14 +245,10 @@ def variant_speed(variant: Variant, folder: Path, plan: str, tp: int) -> float:
         return plan_speed(plan, tp, arguments, environ=environ)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the experiment and print it; returns the exit code."""
-    return guarded(lambda: _run(argv), speaker="recompute_experiment")
-
-
-def _run(argv: Sequence[str] | None) -> int:
     parser = CommandParser(
-        prog="recompute_experiment",
+        prog="scripts/lab recompute_experiment",
         description="Quality and speed of a model whose cache is rebuilt every 1, 2, ... chunks.",
     )
     add = parser.add_argument
@@ -281,7 +276,3 @@ def _run(argv: Sequence[str] | None) -> int:
     else:
         print(table(experiment))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

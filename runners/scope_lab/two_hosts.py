@@ -12,7 +12,6 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +34,6 @@ from scope_runners.arguments import fresh_folder, positive, positive_number
 from scope_runners.break_it.cases.ranks import FAR_IS_SILENT, STORE_IS_SILENT
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
-from scope_runners.guarded import guarded
 from scope_runners.namespaces import INTERFACE, CabledHosts, torchrun
 
 HEARTBEAT_S = 5.0
@@ -269,13 +267,9 @@ def _kills_all_of_it(run: _Run) -> bool:
     return run.fault is Fault.HOST or (run.fault is Fault.RANK and is_alone)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Exit 0 when the stream survived, 1 when not, 2 where two hosts cannot be made."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(_parser().parse_args(arguments)), speaker="two_hosts")
-
-
-def _run(args: argparse.Namespace) -> int:
+    args = _parser().parse_args(argv)
     if args.plan not in PIPELINED:
         raise UserInputError(f"--plan {args.plan} has rank0 generate; choose pp0 or pp1")
     fresh_folder(args.out)
@@ -304,7 +298,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

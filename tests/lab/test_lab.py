@@ -1,7 +1,6 @@
 """The laboratory's launcher and its README know the same experiments."""
 
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,19 @@ def test_the_launcher_lists_every_experiment(capsys: pytest.CaptureFixture[str])
     assert [line.split()[0] for line in lines] == list(EXPERIMENTS)
 
 
-@pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n not in ("kv_bench", "train_recall")])
-def test_every_experiment_has_a_main(name: str) -> None:
-    assert callable(import_module(EXPERIMENTS[name].module).main)
+SLOW_TO_IMPORT = ("kv_bench", "train_recall")
+PYTEST = "tests"
+"""Takes what pytest takes."""
+
+
+@pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - {*SLOW_TO_IMPORT, PYTEST}))
+def test_a_bad_argument_of_any_experiment_is_one_sentence(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--no-such-option"]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"{name}: there is no option '--no-such-option'")
+    assert sentence.endswith(f"see scripts/lab {name} --help")
 
 
 def test_an_unknown_experiment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

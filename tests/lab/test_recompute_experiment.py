@@ -10,6 +10,7 @@ from einops import rearrange
 
 from scope_contracts.errors import ScopeError
 from scope_lab import recompute_experiment
+from scope_lab.main import main as lab
 from scope_lab.recompute_experiment import (
     recompute_recipe,
     regression,
@@ -197,12 +198,7 @@ def test_json_holds_every_variant_and_the_verdicts(
 ) -> None:
     monkeypatch.setattr(recompute_experiment, "QUICK_PROMPTS", 1)
     monkeypatch.setattr(recompute_experiment, "QUICK_CHUNKS", 2)
-    assert recompute_experiment.main(["--model", str(folder), "--quick", "--json"]) == 0
+    assert lab(["recompute_experiment", "--model", str(folder), "--quick", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert len(printed["rows"]) == len(variants_of(RECIPE))
     assert [each["context_frames"] for each in printed["every_2_instead_of_1"]] == [6, 3]
-
-
-def test_bad_arguments_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recompute_experiment.main(["--prompts", "0"]) == 2
-    assert "--prompts" in capsys.readouterr().err

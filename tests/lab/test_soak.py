@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scope_lab.main import main as lab
 from scope_lab.soak import fault_injector, run
 from scope_lab.soak.event_log import MemorySampled
 from scope_lab.soak.memory import LAUNCHER, LONG_S, MOST_GROWTH_BYTES, complaints, growths, watched
@@ -55,7 +56,7 @@ def test_a_bad_argument_is_one_sentence_and_leaves_no_folder(
     sentence: str,
 ) -> None:
     folder = tmp_path / "soak"
-    assert run.main(["--model", str(model), "--out", str(folder), *arguments]) == 2
+    assert lab(["soak", "--model", str(model), "--out", str(folder), *arguments]) == 2
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
@@ -72,7 +73,7 @@ def test_a_folder_that_is_a_file_or_holds_something_is_refused_and_left_as_it_is
         (tmp_path, "is not an empty folder; choose another --out, or add --resume"),
         (notes / "soak", "(Not a directory); choose another --out"),
     ):
-        assert run.main(["--model", str(model), "--out", str(out)]) == 2
+        assert lab(["soak", "--model", str(model), "--out", str(out)]) == 2
         assert sentence in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
@@ -139,7 +140,7 @@ def test_a_soak_in_which_nothing_moves_is_given_up_with_a_report_and_not_interru
     monkeypatch.setattr(run, "replayed", lambda *what, **how: None)
     folder = tmp_path / "soak"
     arguments = ["--model", str(model), "--minutes", "0.2", "--plan", "pp1", "--tp", "1"]
-    assert run.main([*arguments, "--out", str(folder)]) == 1
+    assert lab(["soak", *arguments, "--out", str(folder)]) == 1
     told = capsys.readouterr()
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert not report["passed"]
@@ -165,7 +166,7 @@ def test_a_soak_whose_ranks_are_started_in_vain_has_failed_and_was_not_interrupt
     monkeypatch.setattr(run, "launch_attempts", launch)
     monkeypatch.setattr(run, "replayed", lambda *what, **how: None)
     folder = tmp_path / "soak"
-    assert run.main(["--model", str(model), "--minutes", "0.2", "--out", str(folder)]) == 1
+    assert lab(["soak", "--model", str(model), "--minutes", "0.2", "--out", str(folder)]) == 1
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     assert "the launcher ended with 1" in report["complaints"]
 
@@ -187,7 +188,7 @@ def test_a_soak_that_a_person_ends_can_be_resumed(
 
     monkeypatch.setattr(run, "launch_attempts", launch)
     folder = tmp_path / "soak"
-    assert run.main(["--model", str(model), "--minutes", "0.2", "--out", str(folder)]) == 130
+    assert lab(["soak", "--model", str(model), "--minutes", "0.2", "--out", str(folder)]) == 130
     assert "soak: interrupted; resume it with --resume" in capsys.readouterr().err
     assert not (folder / "report.json").exists()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from scope_lab.main import main as lab
 from scope_lab.soak import memory, run
 from scope_lab.soak.event_log import EventLog, Shown
 from scope_lab.soak.fault_injector import FaultInjector
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.lab]
 
 
 def soak(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "scope_lab.soak.run", "--out", str(folder), *arguments]
+    command = [sys.executable, "-m", "scope_lab.main", "soak", "--out", str(folder), *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
@@ -113,7 +114,7 @@ def forget_the_faults(lines: list[Plain]) -> None:
 
 
 def leave_out_memory(lines: list[Plain]) -> None:
-    lines[:] = [line for line in lines if line["kind"] != "memory_sampled"]
+    lines[:] = [line for line in lines if line["kind"] != "MemorySampled"]
 
 
 def forget_a_cue(lines: list[Plain]) -> None:
@@ -121,7 +122,7 @@ def forget_a_cue(lines: list[Plain]) -> None:
 
 
 def take_long(lines: list[Plain]) -> None:
-    last = nth(lines, "opened", -1)["attempt"]
+    last = nth(lines, "Opened", -1)["attempt"]
     for line in lines:
         line["at_s"] += 20.0 * (line["attempt"] == last)
 
@@ -129,11 +130,11 @@ def take_long(lines: list[Plain]) -> None:
 def notice_late(lines: list[Plain]) -> None:
     last = nth(lines, "FaultInjected", -1)["attempt"]
     for line in lines:
-        line["at_s"] += 3.0 * (line["attempt"] == last and line["kind"] in ("failed", "ended"))
+        line["at_s"] += 3.0 * (line["attempt"] == last and line["kind"] in ("Failed", "Ended"))
 
 
 def never_go_on(lines: list[Plain]) -> None:
-    last = nth(lines, "opened", -1)["attempt"]
+    last = nth(lines, "Opened", -1)["attempt"]
     lines[:] = [line for line in lines if line["attempt"] != last]
 
 
@@ -163,7 +164,7 @@ def test_every_check_can_fail(
 
 
 def weigh_no_rank(lines: list[Plain]) -> None:
-    lines[:] = [line for line in lines if line["kind"] != "memory_sampled" or line["rank"] < 0]
+    lines[:] = [line for line in lines if line["kind"] != "MemorySampled" or line["rank"] < 0]
 
 
 def test_memory_is_not_called_flat_for_ranks_that_nobody_has_weighed(
@@ -236,7 +237,7 @@ def test_a_soak_that_still_runs_is_not_gone_on_with(
 ) -> None:
     folder = shutil.copytree(soaked[0], tmp_path / "run")
     with SoakJob.load(folder).claim():
-        assert run.main(["--resume", "--out", str(folder)]) == 2
+        assert lab(["soak", "--resume", "--out", str(folder)]) == 2
     assert capsys.readouterr().err == (
         f"soak: the soak in {folder} still runs; wait for its end, or end it first\n"
     )
@@ -250,4 +251,4 @@ def test_a_rank_that_ends_while_it_is_swept_up_is_no_error(
     monkeypatch.setenv("SOAK_FOLDER", "")  # which the soak sets
     monkeypatch.setattr(run, "_soak", lambda job: 130)
     folder = shutil.copytree(soaked[0], tmp_path / "run")
-    assert run.main(["--resume", "--out", str(folder)]) == 130
+    assert lab(["soak", "--resume", "--out", str(folder)]) == 130

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from scope_contracts.envelope import PlanId
-from scope_lab.two_hosts import Fault, main, misnamed
+from scope_lab.main import main as lab
+from scope_lab.two_hosts import Fault, misnamed
 from scope_lab.two_hosts_report import HostReport
 from scope_rt.topology import Topology
 
@@ -61,7 +62,7 @@ def test_a_bad_argument_is_one_sentence_and_leaves_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
     folder = tmp_path / "hosts"
-    assert main(["--out", str(folder), *arguments]) == 2
+    assert lab(["two_hosts", "--out", str(folder), *arguments]) == 2
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
@@ -72,5 +73,5 @@ def test_a_folder_inside_a_file_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert main(["--out", str(tmp_path / "notes.txt" / "hosts")]) == 2
+    assert lab(["two_hosts", "--out", str(tmp_path / "notes.txt" / "hosts")]) == 2
     assert "(Not a directory); choose another --out" in capsys.readouterr().err

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from scope_lab.two_hosts import CUT_NAMED_S, KILL_NAMED_S, main
+from scope_lab.main import main as lab
+from scope_lab.two_hosts import CUT_NAMED_S, KILL_NAMED_S
 from scope_runners.namespaces import CabledHosts, Host, why_not
 from tests.tiny_folder import write_tiny_folder
 
@@ -27,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def two_hosts(model: Path, out: Path, *arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "scope_lab.two_hosts", "--model", str(model)]
+    command = [sys.executable, "-m", "scope_lab.main", "two_hosts", "--model", str(model)]
     command += ["--out", str(out), "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=380)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
@@ -41,7 +42,7 @@ def test_a_folder_that_holds_anything_is_refused_and_left_as_it_is(
     for name in ("wedding-livestream.mp4", "stream.mp4", "notes.txt"):
         (tmp_path / name).write_text("mine")
     for out in (tmp_path, tmp_path / "notes.txt"):
-        assert main(["--out", str(out)]) == 2
+        assert lab(["two_hosts", "--out", str(out)]) == 2
         assert "is not an empty folder; choose another --out" in capsys.readouterr().err
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"] * 3
 

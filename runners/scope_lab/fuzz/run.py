@@ -26,7 +26,6 @@ from scope_lab.fuzz.judge import Figures, Judge
 from scope_lab.fuzz.targets import TARGETS, Target
 from scope_runners.arguments import positive, seed
 from scope_runners.command_parser import CommandParser
-from scope_runners.guarded import guarded
 
 DEFAULT_COUNT = 100_000
 _BATCH = 500
@@ -97,13 +96,8 @@ def atheris_engine(target: Target, share: Share) -> Iterator[Figures]:
 ENGINES = {"random": random_engine, "atheris": atheris_engine}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Exit 0 when every input ended as it must, 1 when one did not, 2 for wrong arguments."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(arguments), speaker="fuzz")
-
-
-def _run(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     names = list(TARGETS) if args.target == "all" else [args.target]
     if args.input is not None:
@@ -204,7 +198,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("out/fuzz"), metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print one JSON object a target")
     return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -23,6 +23,7 @@ from scope_lab.gpu_bench.ceilings import Line, attention, ceilings, machine
 from scope_lab.gpu_bench.decoding import decoding
 from scope_lab.gpu_bench.sizes import SIZES, Sizes, device_named
 from scope_lab.gpu_bench.streams import stream
+from scope_runners.command_parser import CommandParser
 
 _ROOT = Path(__file__).parents[3]
 _LEAST_S = 3.0
@@ -55,16 +56,16 @@ def phases_of(sizes: Sizes) -> tuple[Phase, ...]:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print a JSON line for each thing that was measured; 1 where a phase failed."""
-    parser = argparse.ArgumentParser(prog="scripts/lab bench-gpu", description=__doc__)
+    parser = CommandParser(prog="scripts/lab bench-gpu", description=__doc__)
     parser.add_argument("--budget", type=float, default=560.0, help="seconds (default 560)")
     parser.add_argument("--device", default="auto", help="cuda where there is one, else cpu")
     parser.add_argument("--sizes", choices=SIZES, default="real", help="tiny is for a CPU")
     parser.add_argument("--only", help="phases, comma-separated, in the order of the bench")
     parser.add_argument("--out", type=Path, help="a file for the same lines")
     parser.add_argument("--phase", help=argparse.SUPPRESS)
-    asked = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    asked = parser.parse_args(argv)
     if asked.phase is not None:
         return _measure(asked.phase, SIZES[asked.sizes], device_named(asked.device))
     only = asked.only.split(",") if asked.only else None
@@ -77,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             line: Line = {"phase": phase.name, "skipped": "no time is left"}
             _tell(line, asked.out)
             continue
-        command = [sys.executable, "-m", "scope_lab.gpu_bench.run", "--phase", phase.name]
-        command += ["--sizes", asked.sizes, "--device", asked.device]
+        command = [sys.executable, "-m", "scope_lab.main", "bench-gpu"]
+        command += ["--phase", phase.name, "--sizes", asked.sizes, "--device", asked.device]
         if phase.measure is None:
             command = [sys.executable, "-m", "pytest", "-q", "-x", "tests/gpu"]
             command += ["-p", "no:cacheprovider", "-o", "addopts="]
@@ -139,7 +140,3 @@ def _tell(line: Line, out: Path | None) -> None:
     if out is not None:
         with out.open("a") as file:
             file.write(text + "\n")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

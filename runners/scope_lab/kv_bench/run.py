@@ -1,6 +1,5 @@
 """`scripts/lab kv_bench`: every part is run the same way, and no failure hides another part."""
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,8 @@ from scope_contracts.errors import UserInputError
 from scope_lab.kv_bench.report import as_json, table
 from scope_lab.kv_bench.result import Effort, Part
 from scope_rt.output_file import claim
+from scope_runners.arguments import positive
 from scope_runners.command_parser import CommandParser
-from scope_runners.guarded import guarded
 
 
 class PartName(StrEnum):
@@ -34,34 +33,8 @@ _MODULES = {PartName.VIDEO: "video_quality"}
 Measure = Callable[[Effort], Part]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit code."""
-    parser = CommandParser(prog="scripts/lab kv_bench")
-    add_kv_bench_arguments(parser)
-    return guarded(lambda: run_kv_bench(parser.parse_args(argv)))
-
-
-def add_kv_bench_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Bytes, throughput and quality of every KV-cache system."
-    parser.epilog = "Throughput is a ratio to another system in the same run, never to a clock."
-    add = parser.add_argument
-    add(
-        "--only",
-        nargs="+",
-        type=PartName,
-        choices=list(PartName),
-        default=list(PartName),
-        metavar="PART",
-        help=f"parts to measure, of {', '.join(PartName)} (all)",
-    )
-    add("--quick", action="store_true", help="seconds a part; the figures are rough")
-    add("--json", action="store_true", help="one JSON object instead of tables")
-    add("--out", type=Path, metavar="FOLDER", help="folder for plots (PNG)")
-    add("--threads", type=int, default=1, help="CPU threads (%(default)s)")
-
-
-def run_kv_bench(args: argparse.Namespace) -> int:
-    """Measure, print and draw.
+def main(argv: Sequence[str]) -> int:
+    """Measure, print and draw; the exit code.
 
     Raises:
         UserInputError: a library that a part needs is not installed, or `--out` cannot be written;
@@ -69,8 +42,7 @@ def run_kv_bench(args: argparse.Namespace) -> int:
     """
     import torch
 
-    if args.threads < 1:
-        raise UserInputError(f"--threads: got {args.threads}, want 1 or more")
+    args = _parser().parse_args(argv)
     measures = {name: _measure_of(name) for name in args.only}
     if args.out is not None:
         _require("matplotlib")
@@ -86,6 +58,29 @@ def run_kv_bench(args: argparse.Namespace) -> int:
         for path in write_plots((c for part in parts.values() for c in part.curves), args.out):
             print(f"plot: {path}", file=sys.stderr)
     return 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="scripts/lab kv_bench",
+        description="Bytes, throughput and quality of every KV-cache system.",
+        epilog="Throughput is a ratio to another system in the same run, never to a clock.",
+    )
+    add = parser.add_argument
+    add(
+        "--only",
+        nargs="+",
+        type=PartName,
+        choices=list(PartName),
+        default=list(PartName),
+        metavar="PART",
+        help=f"parts to measure, of {', '.join(PartName)} (all)",
+    )
+    add("--quick", action="store_true", help="seconds a part; the figures are rough")
+    add("--json", action="store_true", help="one JSON object instead of tables")
+    add("--out", type=Path, metavar="FOLDER", help="folder for plots (PNG)")
+    add("--threads", type=positive, default=1, help="CPU threads (%(default)s)")
+    return parser
 
 
 def _measured(

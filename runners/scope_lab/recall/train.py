@@ -6,8 +6,6 @@ et al., 2024), the rest with AdamW. A batch follows from the seed and its step a
 was stopped ends with the same weights.
 """
 
-import argparse
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from scope_lab.recall.lessons import draw_lesson, draw_quiz
 from scope_lab.recall.loss import Batch, losses
 from scope_lab.tiny.muon import Muon
 from scope_runners.arguments import seed
+from scope_runners.command_parser import CommandParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +155,9 @@ def held_out_accuracy(model: Any, length: int, *, num_texts: int = 64) -> float:
     return losses(model, Batch.of(texts), hinted=False).right
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="train_recall", description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    """Train to the end and keep the model. Raises `UserInputError`."""
+    parser = CommandParser(prog="scripts/lab train_recall", description=__doc__)
     parser.add_argument(
         "--out", type=Path, default=Path("out/recall"), help="folder of the run (%(default)s)"
     )
@@ -168,19 +168,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (%(default)s)")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    try:
-        trainer = Trainer(folder=args.out, seed=args.seed, curriculum=CURRICULUM)
-        trainer.run()
-        for length in dict.fromkeys(stage.length for stage in CURRICULUM):
-            print(f"held out, length {length}: {held_out_accuracy(trainer.model, length):.1%}")
-        folder = recall.FOLDER if args.install else args.out / "model"
-        recall.save_recall_model(trainer.model, folder)
-        print(f"model: {folder}")
-    except UserInputError as error:
-        print(f"train_recall: {error}", file=sys.stderr)
-        return 2
+    trainer = Trainer(folder=args.out, seed=args.seed, curriculum=CURRICULUM)
+    trainer.run()
+    for length in dict.fromkeys(stage.length for stage in CURRICULUM):
+        print(f"held out, length {length}: {held_out_accuracy(trainer.model, length):.1%}")
+    folder = recall.FOLDER if args.install else args.out / "model"
+    recall.save_recall_model(trainer.model, folder)
+    print(f"model: {folder}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

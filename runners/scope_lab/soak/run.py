@@ -28,7 +28,6 @@ from scope_rt.topology import plan_named
 from scope_runners.arguments import fresh_folder, positive, positive_number, seed
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
-from scope_runners.guarded import guarded
 from scope_runners.launcher import Progress, Restarts, launch_attempts
 from scope_runners.rank_group import Attempt
 
@@ -43,13 +42,9 @@ _REPLAY_S, _SLOWEST = 300.0, 4
 """A replay may take this long, and so many times as long as its video."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Exit 0 when nothing was lost, 1 when something was, 2 for wrong arguments."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(_parser().parse_args(arguments)), speaker="soak")
-
-
-def _run(args: argparse.Namespace) -> int:
+    args = _parser().parse_args(argv)
     folder: Path = args.out.absolute()
     job = SoakJob.load(folder) if args.resume else _new_job(args, folder)
     with job.claim():
@@ -173,7 +168,7 @@ def _marked(folder: Path) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="scripts/soak", description=__doc__)
+    parser = CommandParser(prog="scripts/lab soak", description=__doc__)
     add = parser.add_argument
     add("--minutes", type=positive_number, default=60.0, help="length of the stream (default 60)")
     add("--plan", type=plan_named, default=PlanId.PP1, help="(default pp1)")
@@ -198,7 +193,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="resume the soak that was interrupted in --out")
     add("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

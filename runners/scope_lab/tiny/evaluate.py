@@ -10,7 +10,6 @@ one of 1,377, so training has seen most scenes, but none of this motion or noise
 import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from einops import rearrange
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from scope_contracts.errors import UserInputError
 from scope_lab.tiny.prompts import random_prompt
 from scope_lab.tiny.verdicts import (
     LONG_CHUNKS,
@@ -45,6 +43,8 @@ from scope_rt.session import StreamSession
 from scope_rt.text.words import parse
 from scope_rt.vae.codec import VideoCodec
 from scope_rt.video.contact_sheet import write_contact_sheet
+from scope_runners.arguments import positive
+from scope_runners.command_parser import CommandParser
 
 FIRST_SEED = 1_000_000
 HARD_CUT_CHUNKS, PROMPT_CHUNKS = 4, 6
@@ -195,20 +195,15 @@ def measure(
         yield from change_figures(streams)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
+    """Measure and print; 1 if a target is missed."""
     args = _parser().parse_args(argv)
     torch.set_num_threads(args.threads)
     if args.quick:
         trials = draw_trials(min(args.prompts, QUICK_PROMPTS), num_long=0, changes=False)
     else:
         trials = draw_trials(args.prompts, num_long=args.long, changes=True)
-    try:
-        figures = list(
-            measure(args.model, trials, frames_out=args.frames_out, num_shown=args.frames)
-        )
-    except UserInputError as error:
-        print(f"eval_tiny: {error}", file=sys.stderr)
-        return 2
+    figures = list(measure(args.model, trials, frames_out=args.frames_out, num_shown=args.frames))
     if args.json:
         shown = {figure.key: _finite(asdict(figure)) for figure in figures}
         print(json.dumps({"model": str(args.model), "streams": len(trials), "figures": shown}))
@@ -223,31 +218,20 @@ def _finite(entry: dict[str, object]) -> dict[str, object]:
     return entry | {"value": value if isinstance(value, float) and math.isfinite(value) else None}
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is too few; give 1 or more")
-    return value
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eval_tiny",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="scripts/lab eval_tiny",
         description=__doc__,
         epilog="Exit code: 0 if every target is met, 1 if one is missed, 2 for unusable input.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--model", default=EMBEDDED, help="a model folder, or tiny (%(default)s)")
-    add("--prompts", type=_count, default=100, help="how many streams (%(default)s)")
+    add("--prompts", type=positive, default=100, help="how many streams (%(default)s)")
     add("--long", type=int, default=20, help="how many of them last 60 s (%(default)s)")
     add("--quick", action="store_true", help=f"{QUICK_PROMPTS} prompts, 10 s, no changes")
     add("--frames-out", type=Path, help="folder for contact sheets of the first streams")
-    add("--frames", type=_count, default=12, help="how many contact sheets (%(default)s)")
-    add("--threads", type=_count, default=1, help="CPU threads (%(default)s)")
+    add("--frames", type=positive, default=12, help="how many contact sheets (%(default)s)")
+    add("--threads", type=positive, default=1, help="CPU threads (%(default)s)")
     add("--json", action="store_true", help="one JSON object instead of the table")
     return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

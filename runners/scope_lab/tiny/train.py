@@ -15,7 +15,7 @@ With CUDA the DiT trains on the GPU.
 """
 
 import argparse
-import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from scope_lab.tiny.make_clips import make_clips
 from scope_rt.text.words import WordTextEncoder
 from scope_rt.vae.tiny import TinyVideoCodec
 from scope_runners.arguments import seed
+from scope_runners.command_parser import CommandParser
 
 
 class Stage(StrEnum):
@@ -38,19 +39,15 @@ class Stage(StrEnum):
     ALL = "all"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
+    """Run the stages that were asked for.
+
+    Raises:
+        UserInputError: a stage lacks what another one makes.
+    """
     args = _parser().parse_args(argv)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    try:
-        _run(args)
-    except UserInputError as error:
-        print(f"train_tiny: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def _run(args: argparse.Namespace) -> None:
     stage: Stage = args.stage
     codec, clips, dit = (args.out / name for name in (Stage.CODEC, Stage.CLIPS, Stage.DIT))
     codec_part, transformer_part = codec / "codec", dit / "transformer"
@@ -86,11 +83,12 @@ def _run(args: argparse.Namespace) -> None:
         print(f"model: {model.path}")
         if args.install:
             print(f"installed: {install(model)}")
+    return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train_tiny",
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="scripts/lab train_tiny",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -107,7 +105,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="faster DiT training; needs a C++ compiler")
     add("--threads", type=int, help="CPU threads (torch's own choice)")
     return parser
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -5,7 +5,6 @@ afterwards, so a latent model can train on its latents while the decoder still l
 learns from disturbed latents, because generated ones are never exact. Any state on disk resumes.
 """
 
-import argparse
 import math
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 
 from scope_lab.tiny.world import CHUNK_FRAMES, sample_clips
 from scope_rt.vae.tiny import FRAMES, STRIDE, TinyCodecConfig, TinyVideoCodec
-from scope_runners.arguments import seed
 
 CLIP_FRAMES = 2 * CHUNK_FRAMES
 CHANGE_PROBABILITY = 0.25
@@ -192,20 +190,3 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
         print(f"resumed at step {self.step}", flush=True)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for state and weights")
-    parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--batch-size", type=int, default=4, help="clips of 24 frames")
-    parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True)
-    args = parser.parse_args(argv)
-    trainer = Trainer(out=args.out, num_steps=args.steps, seed=args.seed, resume=args.resume)
-    trainer.run(args.batch_size)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -8,7 +8,6 @@ mistakes. First chunks of an epoch and clips of two objects count more, being th
 Matrices inside blocks are trained with Muon (Jordan et al., 2024), the rest with AdamW.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.loading import save_transformer
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
-from scope_runners.arguments import seed
 
 CONFIG = CausalWanConfig(
     num_attention_heads=4,
@@ -213,21 +211,3 @@ class Trainer:
             optimizer.load_state_dict(saved)
         self.generator.set_state(state["generator"].cpu())
         print(f"resumed at step {self.step}", flush=True)
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clips", type=Path, required=True, help="folder of clip shards")
-    parser.add_argument("--out", type=Path, required=True, help="folder for state and weights")
-    parser.add_argument("--steps", type=int, default=8000)
-    parser.add_argument("--batch-size", type=int, default=12)
-    parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; 1.3x faster")
-    args = parser.parse_args(argv)
-    trainer = Trainer(folder=args.out, num_steps=args.steps, seed=args.seed, compiled=args.compile)
-    trainer.run(args.clips, args.batch_size)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -29,6 +29,7 @@ from scope_lab.fuzz import judge, run, seeds
 from scope_lab.fuzz.judge import Figures, Judge
 from scope_lab.fuzz.loose_msgpack import parse, write
 from scope_lab.fuzz.targets import ACCEPTED, MOST_LETTERS, TARGETS, Target
+from scope_lab.main import main as lab
 
 SUITE_COUNT = 1_200
 EVERY_TARGET = pytest.mark.parametrize("name", TARGETS)
@@ -216,7 +217,7 @@ def _nearly(left: Any, right: Any) -> bool:
 def test_the_command_reports_each_target(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main(["--count", "41", "--out", str(tmp_path), "--json"]) == 0
+    assert lab(["fuzz", "--count", "41", "--out", str(tmp_path), "--json"]) == 0
     told = [Figures.from_json(line) for line in capsys.readouterr().out.splitlines()]
     assert [figures.target for figures in told] == list(TARGETS)
     assert sum(figures.executions for figures in told) == 41
@@ -227,18 +228,18 @@ def test_the_command_runs_one_input_again(
 ) -> None:
     file = tmp_path / "input"
     file.write_bytes(b"")
-    assert run.main(["--target", "envelope", "--input", str(file)]) == 0
+    assert lab(["fuzz", "--target", "envelope", "--input", str(file)]) == 0
     assert capsys.readouterr().out == "envelope: WireError\n"
-    assert run.main(["--input", str(file)]) == 2
-    assert run.main(["--target", "envelope", "--input", str(tmp_path / "none")]) == 2
-    assert run.main(["--minutes", "-1"]) == 2
+    assert lab(["fuzz", "--input", str(file)]) == 2
+    assert lab(["fuzz", "--target", "envelope", "--input", str(tmp_path / "none")]) == 2
+    assert lab(["fuzz", "--minutes", "-1"]) == 2
 
 
 def test_without_atheris_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert run.main(["--engine", "atheris"]) == 2
+    assert lab(["fuzz", "--engine", "atheris"]) == 2
     assert "pip install 'scope-rt[fuzz]'" in capsys.readouterr().err
 
 

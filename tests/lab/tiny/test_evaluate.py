@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from scope_contracts.errors import UserInputError
-from scope_lab.tiny import evaluate, train
+from scope_lab.main import main as lab
+from scope_lab.tiny import evaluate
 from scope_lab.tiny.assemble import RECIPE, assemble
 from scope_lab.tiny.make_clips import make_clips
 from scope_lab.tiny.verdicts import (
@@ -129,7 +130,7 @@ def test_a_watched_stream_changes_where_the_trial_says(tmp_path: Path) -> None:
 def test_a_missing_model_is_one_sentence_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert evaluate.main(["--model", "/nowhere", "--quick"]) == 2
+    assert lab(["eval_tiny", "--model", "/nowhere", "--quick"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -181,5 +182,5 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
 def test_training_without_clips_says_what_to_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main(["--out", str(tmp_path), "--stage", "dit"]) == 2
+    assert lab(["train_tiny", "--out", str(tmp_path), "--stage", "dit"]) == 2
     assert "run --stage clips first" in capsys.readouterr().err
