@@ -15,7 +15,7 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
-from scope_rt.config_values import Bounds, Origin, converted, read_toml, unknown_name
+from scope_rt.config_values import Bounds, converted, read_toml, unknown_name
 from scope_rt.environment_names import refuse_unknown_variables
 
 RECOMPUTE_NEVER = 999_999
@@ -246,7 +246,7 @@ class StreamConfig:
         parts: dict[str, dict[str, Any]] = {part.name: {} for part in fields(cls)}
         for name, value in values.items():
             part, setting = places[name]
-            parts[part][setting.name] = converted(name, value, setting.type, Origin.ARGUMENT)
+            parts[part][setting.name] = converted(name, value, setting.type)
         return cls(**{name: _PARTS[name](**settings) for name, settings in parts.items()})
 
     @property
@@ -321,7 +321,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for variable, name in variables().items():
         if variable in environ:
             kind = places[name][1].type
-            found[name] = converted(variable, environ[variable], kind, Origin.ENVIRONMENT)
+            found[name] = converted(variable, environ[variable], kind, is_read=True)
     return found
 
 
@@ -341,7 +341,7 @@ def _from_file(path: Path) -> dict[str, Any]:
                 raise UserInputError(f"{path}: [{part}] {unknown_name(key, known, 'setting')}")
             name = places[part, key]
             setting, label = _places()[name][1], f"{path}: [{part}] {key}"
-            found[name] = converted(label, value, setting.type, Origin.FILE)
+            found[name] = converted(label, value, setting.type)
             if setting.metadata["bounds"] is not None:
                 setting.metadata["bounds"].check(label, found[name])
     return found

@@ -15,16 +15,8 @@ from scope_contracts.tensor_spec import DType
 _SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
-class Origin(StrEnum):
-    """Where a value comes from: text of the environment is read, nothing else is."""
-
-    ARGUMENT = "argument"
-    ENVIRONMENT = "environment"
-    FILE = "file"
-
-
-def converted(name: str, value: object, kind: Any, origin: Origin) -> Any:
-    """`value` as the annotation `kind` wants it.
+def converted(name: str, value: object, kind: Any, *, is_read: bool = False) -> Any:
+    """`value` as the annotation `kind` wants it; `is_read`: it is text, as of the environment.
 
     Raises:
         UserInputError: it is not of that kind.
@@ -33,7 +25,7 @@ def converted(name: str, value: object, kind: Any, origin: Origin) -> Any:
     if value is None and NoneType in kinds:
         return None
     (wanted,) = (k for k in kinds if k is not NoneType)
-    if origin is Origin.ENVIRONMENT:
+    if is_read:
         value = _read(name, str(value), wanted)
     if wanted is DType:
         value = _dtype_name(value)

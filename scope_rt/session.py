@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Self
 
 from scope_contracts.errors import UserInputError
@@ -266,12 +265,7 @@ class StreamSession:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close; but a mesh rank that failed leaves at once, which is what tells the others."""
         self._is_cut_short = error is not None
         if error is not None and not isinstance(error, GeneratorExit | KeyboardInterrupt):

@@ -143,10 +143,8 @@ def check_numerics(rank: int, chunk: int, *, now: Sequence[str], at_start: Seque
         IntegrityError: naming the settings that changed.
     """
     if now != at_start:
-        before, after = at_start, now
-        changed = [
-            f"{new} (was {old})" for old, new in zip(before, after, strict=False) if old != new
-        ]
+        pairs = zip(at_start, now, strict=False)
+        changed = [f"{new} (was {old})" for old, new in pairs if old != new]
         raise IntegrityError(
             f"chunk {chunk}: rank {rank}: numeric settings changed: {', '.join(changed)}; only "
             "the start may set them"

@@ -145,7 +145,7 @@ class Taken:
 
 
 class ControlInbox:
-    """Where any thread leaves directives, and the controller takes them once a chunk."""
+    """Where any thread leaves directives, and the loop takes them once a chunk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

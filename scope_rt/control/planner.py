@@ -63,7 +63,7 @@ class Planner:
     def next(
         self, *, hard_cut: bool, new_text: bool, recompute: bool = False, bias: float | None = None
     ) -> tuple[PPEnvelope, "Planner"]:
-        """Plan the next chunk; tensors are announced when the controller packs them.
+        """Plan the next chunk; tensors are announced when the pipeline packs them.
 
         The first chunk of a stream is a hard cut whatever is asked for. `bias` is the resting one
         where it is not given.

@@ -78,11 +78,8 @@ class ArithmeticCheck:
         """Of the first block that did not compute what every block does."""
         self._held: list[Held] = []
         self._sums: tuple[ReducedSum, ...] = ()
-        self._blocks: list[Block] = []
-        self._weights: BlockWeights | None = None
-        if level is not IntegrityLevel.OFF:
-            self._blocks = [each for each in generator.model.blocks if isinstance(each, Block)]
-            self._weights = BlockWeights(self._blocks)
+        self._blocks = [each for each in generator.model.blocks if isinstance(each, Block)]
+        self._weights = BlockWeights(self._blocks)
         self._turns, self._num_rebuilt = CallTurns(self._every), 0
 
     def begin(
@@ -90,12 +87,10 @@ class ArithmeticCheck:
     ) -> None:
         """Watch the blocks that are audited in this chunk, of whose calls `plans` has one each."""
         self.abandon()
-        if self._level is IntegrityLevel.OFF:
-            return
         self._chunk = envelope.chunk_index
         self._calls = plans
         audits = self._audits(tensors[LATENTS_IN].shape[0])
-        if audits and self._weights is not None:
+        if audits:
             watched = {audit.layer: self._blocks[audit.layer] for audit in audits}
             self._recorder = BlockRecorder(
                 self._generator, self._weights, watched, audits, self._calls, self._take
@@ -197,7 +192,6 @@ class ArithmeticCheck:
         """Take sums of what is kept, and let go of it."""
         if not self._kept:
             return
-        assert self._weights is not None
         kept, self._kept, self._num_kept_bytes = self._kept, [], 0
         made, text = self._generator.modulations, text_of(self._generator, kept[0])
         sums = token_sums(kept, self._weights, made, text)
@@ -210,7 +204,6 @@ class ArithmeticCheck:
     def _hold(self) -> None:
         """Hold what waits against what it must be, and let go of what is large; waits for no
         device."""
-        assert self._weights is not None
         self._sum_up()
         made = self._generator.modulations
         for _, each in groupby(self._waiting, key=lambda waiting: _alike(waiting[0][0])):
@@ -232,7 +225,6 @@ class ArithmeticCheck:
         self._waiting, self._num_waiting_bytes = [], 0
 
     def _rows(self) -> ShownRows:
-        assert self._weights is not None
         return ShownRows(self._generator, self._weights, self._rounding, self._checks)
 
     def _where(self, audit: Audit, token: int | None = None) -> str:

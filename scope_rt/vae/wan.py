@@ -12,7 +12,6 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from scope_rt.vae.codec import CodecSizes
 from scope_rt.vae.picture_groups import PictureGroups
 from scope_rt.vae.pictures import to_bytes, to_video
 from scope_rt.vae.wan_config import WanVaeConfig
@@ -29,30 +28,15 @@ class WanVideoCodec:
         self.vae: Any = vae
         weight = next(vae.parameters())
         self.device, self.dtype = weight.device, weight.dtype
-        self._sizes: CodecSizes = config.sizes
+        sizes = config.sizes
+        self.latent_channels = sizes.latent_channels
+        self.spatial_stride = sizes.spatial_stride
+        self.temporal_stride = sizes.temporal_stride
+        self.first_latent_frames = sizes.first_latent_frames
+        self.decoder_context_frames = sizes.decoder_context_frames
         mean, std = config.latents_mean, config.latents_std
         self._mean_CHW = torch.tensor(mean, device=self.device)[:, None, None]
         self._std_CHW = torch.tensor(std, device=self.device)[:, None, None]
-
-    @property
-    def latent_channels(self) -> int:
-        return self._sizes.latent_channels
-
-    @property
-    def spatial_stride(self) -> int:
-        return self._sizes.spatial_stride
-
-    @property
-    def temporal_stride(self) -> int:
-        return self._sizes.temporal_stride
-
-    @property
-    def first_latent_frames(self) -> int:
-        return self._sizes.first_latent_frames
-
-    @property
-    def decoder_context_frames(self) -> int:
-        return self._sizes.decoder_context_frames
 
     def streaming_decoder(self) -> "WanStreamingDecoder":
         return WanStreamingDecoder(self)

@@ -1,1 +1,1 @@
-"""Where frames and figures leave the runtime: video files, contact sheets, traces, timings."""
+"""Where frames leave the runtime: video files, viewers, contact sheets."""

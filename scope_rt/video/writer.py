@@ -11,7 +11,6 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import av
@@ -231,12 +230,7 @@ class VideoWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
         elif self._keep_on_error:
