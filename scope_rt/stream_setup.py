@@ -18,7 +18,8 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
 from scope_rt.config import StreamConfig
-from scope_rt.control.context import AnchorEncoder, Context, ContextMemory
+from scope_rt.control.anchor import AnchorEncoder, AnchorFrames
+from scope_rt.control.context import Context, ContextMemory
 from scope_rt.control.encoded_prompts import EncodedPrompts, check_prompt
 from scope_rt.control.inbox import Conditioning
 from scope_rt.control.planner import StreamSettings
@@ -309,20 +310,16 @@ class StreamSetup:
 
     def context_memory(self) -> Context:
         """Empty, for the context of this stream; for ranks that decode."""
-        if self.recipe.rollout_frames:
-            return RolloutMemory(
-                self.recipe,
-                encode_anchor=self.anchor_encoder(),
-                first_latent_frames=self.codec_sizes.first_latent_frames,
-                temporal_stride=self.codec_sizes.temporal_stride,
-            )
-        return ContextMemory(
-            self.recipe,
-            anchor=self.recompute.anchor,
-            encode_anchor=self.anchor_encoder(),
-            first_latent_frames=self.codec_sizes.first_latent_frames,
-            temporal_stride=self.codec_sizes.temporal_stride,
+        recipe, codec, rolls = self.recipe, self.codec_sizes, self.recipe.rollout_frames > 0
+        anchor_frames = AnchorFrames(
+            self.anchor_encoder(),
+            num_latents=recipe.rollout_overlap if rolls else recipe.context_frames,
+            first_latent_frames=codec.first_latent_frames,
+            temporal_stride=codec.temporal_stride,
         )
+        if rolls:
+            return RolloutMemory(recipe, anchor_frames)
+        return ContextMemory(recipe, anchor_frames, anchor=self.recompute.anchor)
 
 
 def dtype_of(config: StreamConfig) -> DType:

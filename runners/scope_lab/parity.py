@@ -23,6 +23,7 @@ from scope_lab.rollouts import command as rollouts
 from scope_rt.attention.backend import backend_named
 from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
+from scope_rt.control.anchor import AnchorFrames
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.loop import StreamLoop
@@ -153,15 +154,15 @@ def drive(recording: Recording, mesh: MeshPort, plan_id: PlanId) -> Rollout:
             consumed.append(super().context(holds_cache=holds_cache))
             return consumed[-1]
 
+    anchor_frames = AnchorFrames(
+        RecordedAnchors(list(tensors.get("anchors", torch.empty(0)))[2:]),
+        num_latents=recipe.context_frames,
+        first_latent_frames=1,
+        temporal_stride=4,
+    )
     stages = Stages(
         mesh=mesh,
-        context=Watched(
-            recipe,
-            anchor=RecomputeAnchor.DECODED,
-            encode_anchor=RecordedAnchors(list(tensors.get("anchors", torch.empty(0)))[2:]),
-            first_latent_frames=1,
-            temporal_stride=4,
-        ),
+        context=Watched(recipe, anchor_frames, anchor=RecomputeAnchor.DECODED),
         noise=recording.noise(),
         geometry=recording.geometry(),
         cache=recording.cache_spec(),

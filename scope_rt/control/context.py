@@ -13,15 +13,10 @@ from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
 from scope_contracts.errors import OrderError
+from scope_rt.control.anchor import AnchorFrames
 from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.models.recipe import Recipe
-from scope_rt.tensors import bytes_of, crc32_of
-
-
-class AnchorEncoder(Protocol):
-    """The latent frame `[B, 1, C, H/8, W/8]` of a video's first frames, uint8 `[B, T, H, W, 3]`."""
-
-    def __call__(self, frames_BTHWC: Tensor) -> Tensor: ...
+from scope_rt.tensors import bytes_of
 
 
 class Context(Protocol):
@@ -49,29 +44,17 @@ class Context(Protocol):
 
 
 class ContextMemory:
-    """The latents, and for a decoded anchor the frames, that the next recompute would need.
-
-    `first_latent_frames` and `temporal_stride` are the codec's, in frames.
-    """
+    """The latents, and for a decoded anchor the frames, that the next recompute would need."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        anchor: RecomputeAnchor,
-        encode_anchor: AnchorEncoder,
-        first_latent_frames: int,
-        temporal_stride: int,
+        self, recipe: Recipe, anchor_frames: AnchorFrames, *, anchor: RecomputeAnchor
     ) -> None:
         self._num_rebuilt = recipe.context_frames - recipe.sink_frames
         """Latest frames of a context that has sinks beside them."""
         self._num_recent = recipe.context_frames if recipe.recaches else self._num_rebuilt
         self._num_sinks = recipe.sink_frames
         self._anchored = not recipe.clean_pass and anchor is RecomputeAnchor.DECODED
-        self._encode_anchor = encode_anchor
-        self._anchor_frames = first_latent_frames
-        self._buffer_frames = first_latent_frames + temporal_stride * (recipe.context_frames - 1)
-        self._recipe = recipe
+        self._recipe, self._anchor_frames = recipe, anchor_frames
         self.reset()
 
     def reset(self) -> None:
@@ -81,8 +64,7 @@ class ContextMemory:
         self._sink_digests: tuple[str, ...] = ()
         self._recent_digests: tuple[str, ...] = ()
         """Of each latent frame, from when it came in."""
-        self._frames = torch.empty(0, dtype=torch.uint8)
-        self._frame_crc32s: tuple[int, ...] = ()
+        self._anchor_frames.reset()
 
     @property
     def needs_frames(self) -> bool:
@@ -108,11 +90,7 @@ class ContextMemory:
     def remember_frames(self, frames_BTHWC: Tensor) -> None:
         """Keep the decoded frames that an anchor may come from."""
         if self._anchored:
-            before = [self._frames] if len(self._frames) else []
-            frames = torch.cat([*before, frames_BTHWC], dim=1)
-            first = max(0, frames.shape[1] - self._buffer_frames)
-            self._frames = frames[:, first:]
-            self._frame_crc32s = (*self._frame_crc32s, *crc32s_of(frames_BTHWC))[first:]
+            self._anchor_frames.remember(frames_BTHWC)
 
     def context(self, *, holds_cache: bool = False) -> Tensor:
         """`context_frames_override` of the next chunk, `[B, n, C, H/8, W/8]`; the oldest first.
@@ -132,7 +110,9 @@ class ContextMemory:
             return torch.cat([self._sinks[:, sinks], self._recent[:, recent]], dim=1)
         if not self._needs_anchor:
             return self._recent  # its oldest latent is the epoch's own first, or R0 was asked for
-        return torch.cat([self._anchor(), self._recent[:, 1:]], dim=1)
+        return torch.cat(
+            [self._anchor_frames.latent(self._recent.dtype), self._recent[:, 1:]], dim=1
+        )
 
     def _rebuilt(self) -> tuple[slice, slice]:
         """What a rebuilt cache is given of the sinks, and of the latest frames."""
@@ -152,14 +132,8 @@ class ContextMemory:
             sinks, recent = self._rebuilt()
             noted = (*self._sink_digests[sinks], *self._recent_digests[recent])
         elif self._needs_anchor:
-            num = self._anchor_frames
-            crc32s = map(str, crc32s_of(self._frames[:, :num]))
-            yield (
-                "frames of the anchor",
-                " ".join(crc32s),
-                " ".join(map(str, self._frame_crc32s[:num])),
-            )
-            anchor = self._anchor().to(sent_BFCHW.dtype)
+            yield self._anchor_frames.evidence()
+            anchor = self._anchor_frames.latent(self._recent.dtype).to(sent_BFCHW.dtype)
             noted = (*digests_of(anchor), *self._recent_digests[1:])
         else:
             noted = self._recent_digests
@@ -168,9 +142,6 @@ class ContextMemory:
     @property
     def _needs_anchor(self) -> bool:
         return self._anchored and self._num_frames > self._num_recent
-
-    def _anchor(self) -> Tensor:
-        return self._encode_anchor(self._frames[:, : self._anchor_frames]).to(self._recent.dtype)
 
     @property
     def sinks(self) -> Tensor:
@@ -199,8 +170,3 @@ def digests_of(latents_BFCHW: Tensor) -> tuple[str, ...]:
     return tuple(
         xxh3_64_hexdigest(latents[start : start + size]) for start in range(0, len(latents), size)
     )
-
-
-def crc32s_of(frames_BTHWC: Tensor) -> tuple[int, ...]:
-    """One for each picture."""
-    return tuple(crc32_of(frame.numpy()) for frame in frames_BTHWC.unbind(1))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from scope_contracts.errors import OrderError
-from scope_rt.control.context import AnchorEncoder, crc32s_of, digests_of
+from scope_rt.control.anchor import AnchorFrames
+from scope_rt.control.context import digests_of
 from scope_rt.models.recipe import Recipe
 
 
@@ -19,19 +20,10 @@ class RolloutMemory:
 
     needs_frames = True
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        encode_anchor: AnchorEncoder,
-        first_latent_frames: int,
-        temporal_stride: int,
-    ) -> None:
-        self._recipe, self._encode_anchor = recipe, encode_anchor
-        self._anchor_frames = first_latent_frames
+    def __init__(self, recipe: Recipe, anchor_frames: AnchorFrames) -> None:
+        self._recipe, self._anchor_frames = recipe, anchor_frames
         self._num_latents = recipe.rollout_overlap - 1
         """That the next rollout begins with, beside its anchor."""
-        self._buffer_frames = first_latent_frames + temporal_stride * self._num_latents
         self.reset()
 
     def reset(self) -> None:
@@ -40,8 +32,7 @@ class RolloutMemory:
         self._rollout = torch.empty(0)
         self._digests: tuple[str, ...] = ()
         """Of each latent frame of the rollout, from when it came in."""
-        self._frames = torch.empty(0, dtype=torch.uint8)
-        self._frame_crc32s: tuple[int, ...] = ()
+        self._anchor_frames.reset()
 
     @property
     def sinks(self) -> Tensor:
@@ -61,11 +52,7 @@ class RolloutMemory:
 
     def remember_frames(self, frames_BTHWC: Tensor) -> None:
         """Keep the decoded frames that the next anchor comes from."""
-        before = [self._frames] if len(self._frames) else []
-        frames = torch.cat([*before, frames_BTHWC], dim=1)
-        first = max(0, frames.shape[1] - self._buffer_frames)
-        self._frames = frames[:, first:]
-        self._frame_crc32s = (*self._frame_crc32s, *crc32s_of(frames_BTHWC))[first:]
+        self._anchor_frames.remember(frames_BTHWC)
 
     def context(self, *, holds_cache: bool = False) -> Tensor:
         """`context_frames_override` of the next chunk, `[B, n, C, H/8, W/8]`; the oldest first.
@@ -83,10 +70,8 @@ class RolloutMemory:
         """As `ContextMemory.evidence`."""
         noted = self._digests
         if self._recipe.rolls_at(self._num_frames):
-            num = self._anchor_frames
-            now, then = crc32s_of(self._frames[:, :num]), self._frame_crc32s[:num]
-            yield "frames of the anchor", " ".join(map(str, now)), " ".join(map(str, then))
-            anchor = self._anchor().to(sent_BFCHW.dtype)
+            yield self._anchor_frames.evidence()
+            anchor = self._anchor_frames.latent(self._rollout.dtype).to(sent_BFCHW.dtype)
             noted = (*digests_of(anchor), *noted[len(noted) - self._num_latents :])
         yield "the context of a recompute", " ".join(digests_of(sent_BFCHW)), " ".join(noted)
 
@@ -99,7 +84,4 @@ class RolloutMemory:
     def _beginning(self) -> Tensor:
         """What the next rollout begins with."""
         latents = self._rollout[:, self._rollout.shape[1] - self._num_latents :]
-        return torch.cat([self._anchor(), latents], dim=1)
-
-    def _anchor(self) -> Tensor:
-        return self._encode_anchor(self._frames[:, : self._anchor_frames]).to(self._rollout.dtype)
+        return torch.cat([self._anchor_frames.latent(self._rollout.dtype), latents], dim=1)

@@ -24,6 +24,7 @@ from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.log_records import Record
 from scope_contracts.parity import state_hash
 from scope_contracts.tensor_spec import DType
+from scope_rt.control.anchor import AnchorFrames
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.loop import StreamLoop
@@ -179,10 +180,13 @@ def stages_of(mesh: MemoryMesh) -> Stages:
         mesh=mesh,
         context=ContextMemory(
             RECIPE,
+            AnchorFrames(
+                lambda frames: frames,
+                num_latents=RECIPE.context_frames,
+                first_latent_frames=STRIDE,
+                temporal_stride=STRIDE,
+            ),
             anchor=RecomputeAnchor.LATENT,
-            encode_anchor=lambda frames: frames,
-            first_latent_frames=STRIDE,
-            temporal_stride=STRIDE,
         ),
         geometry=GEOMETRY,
         noise=SeededNoise(),

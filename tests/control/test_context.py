@@ -8,6 +8,7 @@ from torch import Tensor
 
 from scope_contracts.errors import OrderError, UserInputError
 from scope_rt.config import RECOMPUTE_NEVER
+from scope_rt.control.anchor import AnchorFrames
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.recompute import RecomputeAnchor, choose_recompute
 from scope_rt.models.recipe import Recipe
@@ -29,9 +30,10 @@ def anchor(frames_BTHWC: Tensor) -> Tensor:
 
 
 def memory(recipe: Recipe, kind: RecomputeAnchor) -> ContextMemory:
-    return ContextMemory(
-        recipe, anchor=kind, encode_anchor=anchor, first_latent_frames=1, temporal_stride=4
+    frames = AnchorFrames(
+        anchor, num_latents=recipe.context_frames, first_latent_frames=1, temporal_stride=4
     )
+    return ContextMemory(recipe, frames, anchor=kind)
 
 
 def remember(kept: ContextMemory, chunk: int) -> None:

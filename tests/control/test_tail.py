@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from scope_rt.control.anchor import AnchorFrames
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.recompute import RecomputeAnchor
 from scope_rt.control.tail import StreamTail, TailChunk
@@ -48,13 +49,13 @@ class Case:
         return codec.eval().streaming_decoder()
 
     def context(self) -> ContextMemory:
-        return ContextMemory(
-            self.recipe,
-            anchor=self.anchor,
-            encode_anchor=stand_in_anchor,
+        frames = AnchorFrames(
+            stand_in_anchor,
+            num_latents=self.recipe.context_frames,
             first_latent_frames=STRIDE,
             temporal_stride=STRIDE,
         )
+        return ContextMemory(self.recipe, frames, anchor=self.anchor)
 
 
 def stand_in_anchor(frames_BTHWC: Tensor) -> Tensor:

@@ -59,7 +59,11 @@ def test_a_recompute_model_recomputes_from_what_arrived(tmp_path: Path, mode: st
     def change(session: StreamSession, chunk: Chunk) -> None:
         if chunk.chunk_index == AT - 1:
             assert isinstance(session._context, ContextMemory)
-            kept = session._context._frames if mode == "r0a" else session._context._recent
+            kept = (
+                session._context._anchor_frames.frames
+                if mode == "r0a"
+                else session._context._recent
+            )
             with torch.inference_mode():
                 kept.view(-1)[7] += 1
 

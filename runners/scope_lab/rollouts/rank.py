@@ -16,8 +16,9 @@ from scope_contracts.envelope import PlanId
 from scope_lab.recorded_noise import RecordedNoise
 from scope_lab.rollouts.recording import Recording
 from scope_rt.config import StreamConfig
+from scope_rt.control.anchor import AnchorEncoder
 from scope_rt.control.chunk import Chunk
-from scope_rt.control.context import AnchorEncoder, Context
+from scope_rt.control.context import Context
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.family import Family
 from scope_rt.session import StreamSession
