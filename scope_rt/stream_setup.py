@@ -33,7 +33,6 @@ from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.noise import NoiseSource, SeededNoise
 from scope_rt.models.recipe import Recipe
-from scope_rt.models.shards import check_degree
 from scope_rt.part_place import PartPlace, place_of
 from scope_rt.placement import Host, device_of, model_device_type
 from scope_rt.tensors import TORCH_DTYPES
@@ -76,7 +75,7 @@ class StreamSetup:
         environment = environment or LaunchEnvironment.from_environment()
         model = ModelFolder.open(config.model.folder, config.model.recipe)
         recipe, topology = model.recipe, topology_of(config, environment)
-        check_degree(model.config, topology.tp_degree)
+        model.config.check_degree(topology.tp_degree)
         _check_fallback(config, model)
         recompute = choose_recompute(
             recipe, config.cache.recompute, every=config.cache.kv_cache_recompute_every
@@ -363,7 +362,7 @@ def _check_fallback(config: StreamConfig, model: ModelFolder) -> None:
         raise UserInputError(
             f"fallback_tp is {degree}, and plan single runs on one rank; leave it out"
         )
-    check_degree(model.config, Topology.of(config.mesh.plan, degree).tp_degree)
+    model.config.check_degree(Topology.of(config.mesh.plan, degree).tp_degree)
 
 
 def _check_size(*, height: int, width: int, multiple: int) -> None:

@@ -17,7 +17,7 @@ from scope_contracts.tensor_spec import DType
 from scope_rt.models.family import Family, family_names
 from scope_rt.models.loading import ModelFolder
 from scope_runners.parts import register_parts
-from scope_runners.plan_memory.plan import in_gib
+from scope_runners.plan_memory.plan import shown_size
 from scope_runners.plan_memory.presets import video_model_of
 from scope_runners.plan_memory.request import requirement_of
 from scope_runners.wording import printable
@@ -93,11 +93,9 @@ def report_of(model: ModelFolder) -> ModelReport:
 
 def _memory(model: ModelFolder) -> Iterator[dict[str, Any]]:
     sizes = video_model_of(model)
-    heads, ffn_dim = model.config.num_attention_heads, model.config.ffn_dim
-    shared = (n for n in range(2, heads + 1) if heads % n == 0 and ffn_dim % n == 0)
     degrees = {PlanId.SINGLE: 1, PlanId.PP0: 1, PlanId.PP1: 1}
-    if (degree := next(shared, None)) is not None:
-        degrees[PlanId.TP_V1_1] = degree
+    if len(model.config.degrees) > 1:
+        degrees[PlanId.TP_V1_1] = model.config.degrees[1]
     for plan, tp in degrees.items():
         for dtype in _DTYPES:
             ranks = requirement_of(sizes, plan_id=plan, tp=tp, dtype=dtype).rank_memory()
@@ -130,7 +128,7 @@ def _table(report: ModelReport) -> str:
     for each in report.memory:
         lacks = f", without {', '.join(each['not_counted'])}" if each["not_counted"] else ""
         plan = f"{each['plan']} --tp {each['tp']}"
-        lines.append(f"  {plan:<16} {each['dtype']:<9} {in_gib(each['bytes']):>12}{lacks}")
+        lines.append(f"  {plan:<16} {each['dtype']:<9} {shown_size(each['bytes']):>12}{lacks}")
     return "\n".join(map(printable, lines))
 
 

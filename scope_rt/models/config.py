@@ -36,6 +36,30 @@ class CausalWanConfig:
         """Feed-forward channels of each rank, likewise."""
         return -(-self.ffn_dim // tp_degree)
 
+    @property
+    def degrees(self) -> list[int]:
+        """TP degrees that leave each rank a head, and a feed-forward channel."""
+        return [
+            degree
+            for degree in range(1, self.num_attention_heads + 1)
+            if (degree - 1) * self.heads_of_rank(degree) < self.num_attention_heads
+            and (degree - 1) * self.channels_of_rank(degree) < self.ffn_dim
+        ]
+
+    def check_degree(self, tp_degree: int) -> None:
+        """Refuse a TP degree that leaves a rank without a head, or without a feed-forward channel.
+
+        Raises:
+            UserInputError: naming the degrees that work.
+        """
+        if tp_degree not in self.degrees:
+            choices = ", ".join(map(str, self.degrees))
+            raise UserInputError(
+                f"tp {tp_degree} does not divide the model's {self.num_attention_heads} heads and "
+                f"{self.ffn_dim} feed-forward channels so that each rank has some; choose one of "
+                f"{choices}"
+            )
+
     @classmethod
     def from_folder(cls, folder: Path) -> Self:
         """Read `folder/config.json`, as diffusers writes it.

@@ -34,7 +34,7 @@ from scope_rt.models.lora import Lora
 from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.registry import CODECS, TEXT_ENCODERS
-from scope_rt.models.shards import check_degree, shard_of, shards_of
+from scope_rt.models.shards import shard_of, shards_of
 from scope_rt.models.weight_files import WeightFiles
 from scope_rt.part_place import HERE, PartPlace
 from scope_rt.tensor_files.fitting import check_fit
@@ -187,7 +187,7 @@ class ModelFolder:
             UserInputError: the heads do not divide, or a file cannot be read, or was written since
                 the folder was opened.
         """
-        check_degree(self.config, group.size)
+        self.config.check_degree(group.size)
         slices, stored, used = {}, dict[str, int](), dict[str, int]()
         low_rank = {} if self.lora is None else self.lora.weights
         # What is not kept as it is read goes through one piece of memory: thousands of pieces that
@@ -345,7 +345,7 @@ def build_transformer(
     Raises:
         UserInputError: the heads do not divide, or the weights are not this config's.
     """
-    check_degree(config, group.size)
+    config.check_degree(group.size)
     slices = {
         name: w.to(device, dtype)
         for name, w in shards_of(weights, group, head_dim=config.attention_head_dim).items()

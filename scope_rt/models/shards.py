@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from scope_contracts.errors import UserInputError
 from scope_rt.collectives import Collectives
-from scope_rt.models.config import CausalWanConfig
 from scope_rt.tensor_files.stored_tensor import WHOLE, Shard
 
 SHARD_AXIS = {
@@ -24,27 +22,6 @@ SHARD_AXIS = {
     "ffn.net.2.weight": 1,
 }
 """Axis that is split, by the end of the parameter's name; all other parameters are whole."""
-
-
-def check_degree(config: CausalWanConfig, tp_degree: int) -> None:
-    """Refuse a TP degree that leaves a rank without a head, or without a feed-forward channel.
-
-    Raises:
-        UserInputError: naming the degrees that work.
-    """
-    fits = [
-        degree
-        for degree in range(1, config.num_attention_heads + 1)
-        if (degree - 1) * config.heads_of_rank(degree) < config.num_attention_heads
-        and (degree - 1) * config.channels_of_rank(degree) < config.ffn_dim
-    ]
-    if tp_degree not in fits:
-        choices = ", ".join(map(str, fits))
-        raise UserInputError(
-            f"tp {tp_degree} does not divide the model's {config.num_attention_heads} heads and "
-            f"{config.ffn_dim} feed-forward channels so that each rank has some; choose one of "
-            f"{choices}"
-        )
 
 
 def is_sharded(name: str) -> bool:

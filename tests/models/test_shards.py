@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from scope_contracts.errors import UserInputError
 from scope_rt.collectives import SoloCollectives
 from scope_rt.models.fingerprint import shard_digest
-from scope_rt.models.shards import check_degree, shards_of
+from scope_rt.models.shards import shards_of
 from scope_rt.tensor_files.safetensors_file import tensors_of
 from scope_rt.tensor_files.stored_tensor import WHOLE, Shard
 from tests.tiny_folder import CONFIG
@@ -20,7 +20,7 @@ SIX_HEADS = replace(CONFIG, num_attention_heads=6, ffn_dim=320)
 
 def test_a_degree_that_leaves_a_rank_without_a_head_is_refused() -> None:
     with pytest.raises(UserInputError) as refused:
-        check_degree(SIX_HEADS, 4)
+        SIX_HEADS.check_degree(4)
     assert str(refused.value) == (
         "tp 4 does not divide the model's 6 heads and 320 feed-forward channels so that each rank "
         "has some; choose one of 1, 2, 3, 6"
@@ -29,13 +29,13 @@ def test_a_degree_that_leaves_a_rank_without_a_head_is_refused() -> None:
 
 @pytest.mark.parametrize("degree", [2, 3, 6])
 def test_a_degree_that_gives_each_rank_some_is_taken(degree: int) -> None:
-    check_degree(SIX_HEADS, degree)
+    SIX_HEADS.check_degree(degree)
 
 
 @pytest.mark.parametrize(("heads", "degree", "each"), [(5, 2, 3), (5, 3, 2), (12, 4, 3)])
 def test_the_last_rank_of_an_uneven_degree_is_filled_up(heads: int, degree: int, each: int) -> None:
     config = replace(CONFIG, num_attention_heads=heads)
-    check_degree(config, degree)
+    config.check_degree(degree)
     assert config.heads_of_rank(degree) == each
 
 

@@ -22,7 +22,6 @@ from scope_lab.soak.fault_injector import FaultInjector
 from scope_lab.soak.job import HEARTBEAT_S, SoakJob
 from scope_lab.soak.report import report, table
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.models.shards import check_degree
 from scope_rt.record.snapshot import look
 from scope_rt.topology import plan_named
 from scope_runners.arguments import fresh_folder, positive, positive_number, seed
@@ -89,7 +88,7 @@ def _new_job(args: argparse.Namespace, folder: Path) -> SoakJob:
         fault_every_s=args.fault_every,
         cue_every_s=args.cue_every,
     )
-    check_degree(model.config, job.topology.tp_degree)
+    model.config.check_degree(job.topology.tp_degree)
     fresh_folder(folder, otherwise=", or add --resume")
     job.save()
     return job

@@ -14,7 +14,6 @@ from typing import TypeVar
 from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.models.shards import check_degree
 from scope_rt.topology import PIPELINED, RUNNABLE, Topology, plan_named
 from scope_runners.arguments import positive, positive_number
 from scope_runners.break_it.catalogue import CASES, WHERE_MEASURED, chosen
@@ -106,7 +105,7 @@ def run_break_it(namespace: argparse.Namespace) -> int:
     kv_cache = namespace.kv_cache and str(CacheChoice.named(namespace.kv_cache))
     model.check_parts()
     for degree in {(topology or case.default_topology).tp_degree for case in cases}:
-        check_degree(model.config, degree)
+        model.config.check_degree(degree)
     folder, is_kept = Path(mkdtemp(prefix="scope-break-it-")), False
     try:
         driver = Driver(

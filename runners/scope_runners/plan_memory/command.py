@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scope_contracts.tensor_spec import DType
 from scope_runners.exit_codes import FAILED
 from scope_runners.plan_memory.arguments import STREAM_DTYPE
-from scope_runners.plan_memory.plan import RankMemory, fits, fitting_changes, in_gib
+from scope_runners.plan_memory.plan import RankMemory, fits, fitting_changes, shown_size
 from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.video import VideoRequirement
 
@@ -52,8 +52,8 @@ def report_of(request: MemoryRequest) -> MemoryReport:
     requirement, available = request.requirement, request.available_bytes
     if isinstance(requirement, VideoRequirement):
         spec, dtype = requirement.spec, requirement.spec.dtype
-        per_token = spec.num_layers * spec.row_format.shard(requirement.tp).bytes_per_row
-        per_sequence = spec.num_bytes(requirement.tp) // spec.batch
+        per_token = spec.num_layers * requirement.shared_rows.bytes_per_row
+        per_sequence = requirement.shared_spec.num_bytes(requirement.tp) // spec.batch
         frames = f"{spec.capacity_frames} latent frames of {spec.frame_tokens:,} tokens"
         what = f"batch {spec.batch}, {frames}, plan {requirement.plan_id}"
     else:
@@ -79,12 +79,12 @@ def report_of(request: MemoryRequest) -> MemoryReport:
 
 def table(report: MemoryReport) -> str:
     """The plan for a person at a terminal."""
-    size = "" if report.available_bytes is None else f" of {in_gib(report.available_bytes)}"
+    size = "" if report.available_bytes is None else f" of {shown_size(report.available_bytes)}"
     gpus = f"1 GPU{size}" if report.num_gpus == 1 else f"{report.num_gpus} GPUs{size}, one a rank"
     lines = [
         report.title,
         f"{gpus}; a rank that generates keeps {report.bytes_per_token:,} B a token, "
-        f"{in_gib(report.bytes_per_sequence)} a sequence",
+        f"{shown_size(report.bytes_per_sequence)} a sequence",
     ]
     if report.is_stream and report.dtype is not STREAM_DTYPE:
         lines.append(
@@ -93,7 +93,7 @@ def table(report: MemoryReport) -> str:
         )
     for part in report.ranks:
         lines += _rank_lines(part, report.available_bytes)
-    lines.append("(~ is an estimate; a GiB is 2^30 bytes)")
+    lines.append("(~ is an estimate; a GiB is 2^30 bytes, a MiB 2^20)")
     if report.changes:
         one_of = "any one of: " if len(report.changes) > 1 else ""
         lines.append(f"fits with {one_of}{'; '.join(report.changes)}")
@@ -111,14 +111,14 @@ def _rank_lines(part: RankMemory, available_bytes: int | None) -> Iterator[str]:
     yield f"{ranks}: {part.role}"
     for line in part.plan.lines:
         mark = "~" if line.is_estimate and line.is_known else " "
-        size = in_gib(line.num_bytes) if line.is_known else "? GiB"
+        size = shown_size(line.num_bytes) if line.is_known else "?"
         yield f"  {line.name:<22}{size:>14} {mark}  {line.because}"
     lacks = f"    without what is not known ({', '.join(part.plan.unknown)})"
-    total = f"  {'total':<22}{in_gib(part.plan.num_bytes):>14}"
+    total = f"  {'total':<22}{shown_size(part.plan.num_bytes):>14}"
     yield total + (lacks if part.plan.unknown else "")
     if available_bytes is not None:
         spare_bytes = available_bytes - part.plan.num_bytes
-        has, spare = in_gib(available_bytes), in_gib(abs(spare_bytes))
+        has, spare = shown_size(available_bytes), shown_size(abs(spare_bytes))
         has += ", without that" if part.plan.unknown else ""
         fitting = f"fits {has}: {spare} to spare"
         yield f"  {fitting}" if spare_bytes >= 0 else f"  does not fit {has}: {spare} too much"

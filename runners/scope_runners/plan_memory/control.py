@@ -1,6 +1,5 @@
 """What a rank holds that plans, encodes text and decodes: rank0, and in `tp_v0` every rank."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -96,24 +95,18 @@ class ControlSize:
         )
 
 
-def num_weights_in(folder: Path) -> int:
-    """Weights of all `.safetensors` files of a folder, or of one file, from headers alone.
+def num_weights_in(part: Path) -> int:
+    """Weights of a file, or of all files of a folder, from headers alone; one that several files
+    have, as variants of one part, counts once.
 
     Raises:
         UserInputError: a file is none.
     """
-    if folder.is_file():
-        from scope_rt.tensor_files.state_dict import state_dict_of  # loads PyTorch
+    from scope_rt.tensor_files.listing import listing_of  # loads PyTorch, which presets need not
 
-        return sum(prod(tensor.shape) for tensor in state_dict_of(folder).values())
-    return sum(_num_weights(file) for file in folder.glob("*.safetensors"))
-
-
-def _num_weights(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        tensors = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-        return sum(prod(shape) for shape in tensors)
-    except (OSError, ValueError, OverflowError, LookupError, TypeError, AttributeError) as error:
-        raise UserInputError(f"cannot read {path}: {error!r}; copy the file again") from error
+    listing = listing_of(part)
+    for (name, _), why in listing.unreadable.items():
+        if part.is_file() or name.endswith(".safetensors"):  # a user's own part may have others
+            raise UserInputError(why)
+    tensors = {name: form for state in listing.states for name, form in state.tensors.items()}
+    return sum(prod(form.shape) for form in tensors.values())

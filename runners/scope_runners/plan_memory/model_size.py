@@ -1,49 +1,50 @@
 """How many weights a rank holds follows from a model's sizes, before any file is opened."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 from scope_contracts.errors import UserInputError, mismatch
+from scope_rt.models.config import CausalWanConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WanSize:
-    """Sizes of a Wan-architecture transformer, named as in diffusers' `config.json`.
+class WanSize(CausalWanConfig):
+    """Sizes of a Wan-architecture transformer; those that all published ones share by default.
 
     Raises `UserInputError` for a size below 1.
     """
 
-    num_layers: int
-    num_attention_heads: int
-    attention_head_dim: int
-    ffn_dim: int
     in_channels: int = 16
     out_channels: int = 16
     text_dim: int = 4096
     freq_dim: int = 256
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
+        for name in (field.name for field in fields(self) if field.type is int):
             size: int = getattr(self, name)
             if size < 1:
                 raise UserInputError(mismatch(name, got=size, want="at least 1"))
 
-    @property
-    def dim(self) -> int:
-        return self.num_attention_heads * self.attention_head_dim
+    @classmethod
+    def of(cls, config: CausalWanConfig) -> Self:
+        """Those of a model's folder."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(config)})
+
+    def channels(self, tp_degree: int) -> int:
+        """Of the heads of each of `tp_degree` ranks, zeros that fill the last one up included."""
+        return self.heads_of_rank(tp_degree) * self.attention_head_dim
 
     def num_weights(self, tp_degree: int) -> int:
         """Weights that each of `tp_degree` ranks holds: heads and feed-forward are shared.
 
-        Raises `UserInputError` when heads or feed-forward channels cannot be shared evenly.
+        Raises `UserInputError` where that leaves a rank without any.
         """
-        if tp_degree < 1 or self.num_attention_heads % tp_degree or self.ffn_dim % tp_degree:
-            want = f"a divisor of {self.num_attention_heads} heads and {self.ffn_dim} ffn channels"
-            raise UserInputError(mismatch("tp", got=tp_degree, want=want, fix="change --tp"))
+        self.check_degree(tp_degree)
         return self.num_layers * self._layer(tp_degree) + self._around_the_layers()
 
     def _layer(self, tp_degree: int) -> int:
         """Two attentions, a feed-forward, a norm with bias, and the modulation table."""
-        dim, local, ffn = self.dim, self.dim // tp_degree, self.ffn_dim // tp_degree
+        dim, local, ffn = self.dim, self.channels(tp_degree), self.channels_of_rank(tp_degree)
         attention = 4 * dim * local + 3 * local + dim + 2 * local
         feed_forward = 2 * dim * ffn + ffn + dim
         return 2 * attention + feed_forward + 2 * dim + 6 * dim

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from scope_contracts.row_format import CodecKind
 
-_GIB = 2**30
 RUNTIME_BYTES = 1 << 30
 """CUDA context, kernels and what the allocator cannot use: an estimate."""
 FEWER_BITS: Mapping[CodecKind, Sequence[CodecKind]] = MappingProxyType(
@@ -26,10 +25,12 @@ FEWER_BITS: Mapping[CodecKind, Sequence[CodecKind]] = MappingProxyType(
 """Codecs that take less than each, the next smaller one first."""
 
 
-def in_gib(num_bytes: int) -> str:
-    """A size in the one unit of all: lines can be added up, and GPUs are sold by it."""
-    gib = num_bytes / _GIB
-    return f"{gib:,.2f} GiB" if gib >= 0.1 else f"{gib:.6f} GiB"
+def shown_size(num_bytes: int) -> str:
+    """In GiB, by which GPUs are sold; what is smaller than one, in a smaller unit."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if num_bytes >= 1 << power:
+            return f"{num_bytes / (1 << power):,.2f} {unit}"
+    return f"{num_bytes} B"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,8 +130,9 @@ def model_at(name: str, dtype: DType, recipe: str | None = None) -> VideoModel |
 
 
 def _holds_parts(folder: Path) -> bool:
-    """Whether a folder is a stream's: it has parts, and no `config.json` that says what it is."""
-    if (folder / "transformer").is_dir():
+    """Whether a folder is a stream's: it has parts, and no `config.json` that says what it is. A
+    file that is named in place of a folder is a checkpoint's own."""
+    if folder.is_file() or (folder / "transformer").is_dir():
         return True
     of_its_own = (folder / "config.json").is_file()
     return folder.is_dir() and not of_its_own and any(folder.rglob("*.pt*"))
@@ -145,7 +146,7 @@ def video_model_of(folder: "ModelFolder") -> VideoModel:
     autoencoder = num_weights_in(folder.layout.vae)
     of_wan = _WAN_CONTROL.codec if autoencoder == _WAN_CONTROL.autoencoder else None
     return VideoModel(
-        size=WanSize(**{name: getattr(config, name) for name in WanSize.__slots__}),
+        size=WanSize.of(config),
         frames_per_block=recipe.frames_per_block,
         window_frames=recipe.window_frames,
         sink_frames=recipe.sink_frames,

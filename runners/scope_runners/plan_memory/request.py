@@ -165,7 +165,7 @@ def requirement_of(
     """What a stream of `model` needs; by default with a ring.
 
     Raises:
-        UserInputError: the heads cannot be shared evenly, or the cache cannot be so.
+        UserInputError: the heads cannot be shared so, or the cache cannot be so.
     """
     cache = cache or CacheChoice()
     spec = KVCacheSpec(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.integrity import IntegrityLevel
 from scope_runners.plan_memory.model_size import WanSize
-from scope_runners.plan_memory.plan import MemoryLine, in_gib
+from scope_runners.plan_memory.plan import MemoryLine, shown_size
 
 VERIFICATION = "verification"
 _NOISE_LEVELS = 5
@@ -41,7 +41,7 @@ class Verification:
             name=VERIFICATION,
             num_bytes=self.num_bytes(level),
             because=f"--integrity {level}: sums of weights, text keys, digests, watched calls; "
-            f"{other} {in_gib(self.num_bytes(other))}",
+            f"{other} {shown_size(self.num_bytes(other))}",
             is_estimate=True,
         )
 
@@ -56,7 +56,7 @@ class Verification:
     def kept_bytes(self) -> int:
         """From chunk to chunk, at both levels."""
         size, spec, layers = self.size, self.spec, self.size.num_layers
-        local, width = size.dim // self.tp, spec.dtype.num_bytes
+        local, width = size.channels(self.tp), spec.dtype.num_bytes
         by_call = _NOISE_LEVELS * (_CALL_NUMBERS * size.dim + _LOCAL_CALL_NUMBERS * local)
         of_text = 2 * spec.batch * self.text_len * local
         fixed = _FIXED_CHUNK_NUMBERS * local * width
@@ -68,7 +68,7 @@ class Verification:
 
     def working_bytes(self, num_calls: int) -> int:
         """At most, of what so many calls are computed again with: scores, in pieces."""
-        heads = self.size.num_attention_heads // self.tp
+        heads = self.size.heads_of_rank(self.tp)
         scores = self._tokens * heads * self.spec.capacity_tokens * _FLOAT32
         return _WORKSPACES * min(_WORKSPACE_BYTES, num_calls * self.size.num_layers * scores)
 

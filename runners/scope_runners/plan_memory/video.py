@@ -7,6 +7,7 @@ from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.integrity import IntegrityLevel
+from scope_contracts.row_format import RowFormat
 from scope_rt.kv_cache.row_view import view_bytes
 from scope_rt.topology import Topology
 from scope_runners.plan_memory.control import DECODE, ControlSize
@@ -28,7 +29,7 @@ _WORKSPACE = "workspace"
 class VideoRequirement:
     """The ranks of a stream. `frame_tokens`, window and codec stand in `spec`.
 
-    Raises `UserInputError` when the heads cannot be shared evenly.
+    Raises `UserInputError` when the heads cannot be shared so.
     """
 
     size: WanSize
@@ -40,7 +41,24 @@ class VideoRequirement:
     integrity: IntegrityLevel = IntegrityLevel.DEFAULT
 
     def __post_init__(self) -> None:
-        self.size.num_weights(self.tp)
+        self.size.check_degree(self.tp)
+        if self.spec.kind is CacheKind.H2O and self.size.num_attention_heads % self.tp:
+            raise UserInputError(
+                f"kv_cache {_named(self.spec)} adds up what heads attend to, and the model's "
+                f"{self.size.num_attention_heads} heads are not shared evenly by tp {self.tp}; use "
+                "ring"
+            )
+
+    @property
+    def shared_spec(self) -> KVCacheSpec:
+        """`spec` with the heads that all ranks hold together, zeros that fill up the last one
+        included."""
+        return replace(self.spec, num_heads=self.size.heads_of_rank(self.tp) * self.tp)
+
+    @property
+    def shared_rows(self) -> RowFormat:
+        """Of one rank."""
+        return self.shared_spec.row_format.shard(self.tp)
 
     @property
     def topology(self) -> Topology:
@@ -76,7 +94,7 @@ class VideoRequirement:
 
     def _generator(self) -> Iterator[MemoryLine]:
         size, spec, width = self.size, self.spec, self.spec.dtype.num_bytes
-        local, num_weights = size.dim // self.tp, size.num_weights(self.tp)
+        local, num_weights = size.channels(self.tp), size.num_weights(self.tp)
         yield MemoryLine(
             name="weights",
             num_bytes=num_weights * width,
@@ -84,9 +102,9 @@ class VideoRequirement:
         )
         yield MemoryLine(
             name="cache",
-            num_bytes=spec.num_bytes(self.tp),
+            num_bytes=self.shared_spec.num_bytes(self.tp),
             because=f"{spec.num_layers} layers x {spec.batch} x {spec.capacity_tokens:,} tokens"
-            f" x {spec.row_format.shard(self.tp).bytes_per_row:,} B ({_named(spec)})",
+            f" x {self.shared_rows.bytes_per_row:,} B ({_named(spec)})",
         )
         yield MemoryLine(
             name="text keys and values",
@@ -94,7 +112,9 @@ class VideoRequirement:
             because=f"{size.num_layers} layers x {self.text_len} tokens x 2 x {local} channels",
         )
         if self.integrity is not IntegrityLevel.OFF:
-            verification = Verification(size=size, spec=spec, tp=self.tp, text_len=self.text_len)
+            verification = Verification(
+                size=size, spec=self.shared_spec, tp=self.tp, text_len=self.text_len
+            )
             yield verification.line(self.integrity)
         yield from self._working()
 
@@ -110,16 +130,16 @@ class VideoRequirement:
 
     def _working(self) -> Iterator[MemoryLine]:
         """Residual, its norm, q, k, v, attention's output, and the feed-forward of one chunk."""
-        spec, local = self.spec, self.size.dim // self.tp
+        spec, local = self.spec, self.size.channels(self.tp)
         tokens = spec.batch * spec.block_frames * spec.frame_tokens
-        channels = 3 * self.size.dim + 4 * local + 2 * self.size.ffn_dim // self.tp
+        channels = 3 * self.size.dim + 4 * local + 2 * self.size.channels_of_rank(self.tp)
         yield MemoryLine(
             name=_WORKSPACE,
             num_bytes=tokens * channels * spec.dtype.num_bytes,
             because=f"one chunk of {tokens:,} tokens x {channels:,} channels",
             is_estimate=True,
         )
-        a_row = view_bytes(spec.row_format.shard(self.tp), is_gathered=False)
+        a_row = view_bytes(self.shared_rows, is_gathered=False)
         if a_row:
             rows = spec.batch * spec.capacity_tokens
             yield MemoryLine(
@@ -131,6 +151,7 @@ class VideoRequirement:
 
     def _more_ranks(self) -> Option:
         heads, ffn_dim = self.size.num_attention_heads, self.size.ffn_dim
+        # Others are taken too, but pay for zeros that fill up the last rank.
         degrees = [n for n in range(self.tp + 1, heads + 1) if heads % n == 0 and ffn_dim % n == 0]
         return Option(
             flag=f"--plan {PlanId.TP_V1_1} --tp" if self.plan_id is PlanId.SINGLE else "--tp",

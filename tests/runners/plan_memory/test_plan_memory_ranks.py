@@ -1,18 +1,22 @@
 """Every rank of a stream is planned: the one that controls it, and those that generate."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from scope_contracts.errors import UserInputError
+from scope_rt.models.family import Family
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_runners.main import main
 from scope_runners.plan_memory.control import num_weights_in
 from scope_runners.plan_memory.presets import PRESETS, VideoModel
 from tests.lab.live_bytes import LiveBytes
+from tests.real_checkpoints import SELF_FORCING
 
 WIDTH = 4
 """Bytes of a float32 number."""
@@ -147,3 +151,32 @@ def test_a_folder_with_weights_that_cannot_be_read_is_refused(tmp_path: Path) ->
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(UserInputError, match="copy the file again"):
         num_weights_in(tmp_path)
+
+
+def test_weights_are_counted_in_every_format_and_those_of_variants_once(tmp_path: Path) -> None:
+    weights = {"a": torch.zeros(2, 3), "b": torch.zeros(5)}
+    for name in ("model.safetensors", "model.fp16.safetensors"):
+        save_file(weights, tmp_path / name)
+    assert num_weights_in(tmp_path) == 11
+    (tmp_path / "small").mkdir()
+    torch.save(weights, tmp_path / "small" / "taew2_1.pth")
+    assert num_weights_in(tmp_path / "small") == 11
+    assert num_weights_in(tmp_path / "small" / "taew2_1.pth") == 11
+
+
+@pytest.mark.parametrize("model", [SELF_FORCING, SELF_FORCING / "checkpoints/self_forcing_dmd.pt"])
+def test_a_checkpoint_is_planned_by_the_recipe_that_is_asked_for(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    family = Family.named("self-forcing-1.3b")
+    recipe = replace(family.recipe, window_frames=6)
+    (tmp_path / "mine.toml").write_text(replace(family, recipe=recipe, project=None).to_toml())
+    printed = report(f"--model {model} --recipe {tmp_path / 'mine.toml'}", capsys)
+    (rank,) = printed["ranks"]
+    opened = ModelFolder.open(model)
+    assert lines(rank)["weights"] == WIDTH * sum(
+        tensor.num_bytes // tensor.dtype.itemsize for tensor in opened.weights.tensors.values()
+    )
+    assert lines(rank)["autoencoder"] == WIDTH * num_weights_in(opened.layout.vae) > 0
+    assert lines(rank)["text encoder"] == WIDTH * num_weights_in(opened.layout.text_encoder) > 0
+    assert "6 latent frames" in printed["title"]

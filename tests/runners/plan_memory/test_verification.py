@@ -62,7 +62,7 @@ def test_a_session_keeps_what_is_planned_for_verification(level: str) -> None:
     without, session = kept_bytes("off")
     kept, setup = kept_bytes(level)[0] - without, session.setup
     config, spec = setup.model.config, setup.cache_spec
-    sizes = WanSize(**{name: getattr(config, name) for name in WanSize.__slots__})
+    sizes = WanSize.of(config)
     text_len = setup.model.text_sizes().text_len
     planned = Verification(size=sizes, spec=spec, tp=1, text_len=text_len)
     is_strict = level == "strict"  # which looks at all calls of each chunk
