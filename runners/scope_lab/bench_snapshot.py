@@ -8,15 +8,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from scope_contracts.envelope import LATENTS_OUT, PlanId, PPEnvelope
-from scope_contracts.log_records import Durable, Finished, Opened
 from scope_contracts.tensor_spec import DType
+from scope_lab.sample_log import durable, finished, opened
 from scope_rt.config import StreamConfig
 from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
@@ -108,7 +108,7 @@ def measure(
     points = SavedResumePoints(
         store=store, log=log.path, run_id="", identity=identity(StreamSetup.of(StreamConfig()))
     )
-    log.append(_opened())
+    log.append(opened())
     begun_at = log.offset
     stream = _Stream(texts, num_chunks=num_chunks, num_events=num_events)
     save_ms, log_ms, written = list[float](), list[float](), list[int]()
@@ -117,8 +117,8 @@ def measure(
         latents = torch.randn(LATENTS_SHAPE, generator=generator).to(dtype)
         point = stream.next(latents)
         start_s = time.perf_counter()
-        log.append(_finished(index, latents))
-        log.append(_durable(index))
+        log.append(replace(finished(index)[0], latents=spec_of(LATENTS_OUT, latents)))
+        log.append(durable(index))
         log_ms.append((time.perf_counter() - start_s) * 1e3)
         start_s = time.perf_counter()
         points.save(point, log=log)
@@ -215,55 +215,4 @@ def _spread(times_ms: list[float]) -> str:
     p95_ms = statistics.quantiles(times_ms, n=20)[-1]
     return (
         f"ms: median {statistics.median(times_ms):.2f}, p95 {p95_ms:.2f}, max {max(times_ms):.2f}"
-    )
-
-
-def _opened() -> Opened:
-    return Opened(
-        at_s=time.time(),
-        package_version="bench",
-        torch_version=str(torch.__version__),
-        model="bench",
-        model_fingerprint="",
-        plan_id=PlanId.SINGLE,
-        tp_degree=1,
-        height=HEIGHT,
-        width=WIDTH,
-        dtype=DType.BFLOAT16,
-        base_seed=0,
-        kv_cache_attention_bias=1.0,
-        backend="",
-        kv_cache_recompute_every=0,
-        recompute_anchor="",
-        frames_per_block=3,
-        fps=16,
-    )
-
-
-def _finished(index: int, latents: Tensor) -> Finished:
-    return Finished(
-        at_s=time.time(),
-        chunk_index=index,
-        cache_epoch=0,
-        prompt=PROMPTS[0],
-        num_frames=12,
-        observed_generator_calls=5,
-        recomputed=False,
-        kv_cache_attention_bias=1.0,
-        latents_sha256="ab" * 32,
-        latents=spec_of(LATENTS_OUT, latents),
-        stage_ms=STAGE_MS,
-    )
-
-
-def _durable(index: int) -> Durable:
-    return Durable(
-        at_s=time.time(),
-        chunk_index=index,
-        segment=0,
-        end_bytes=index,
-        num_frames=12,
-        crc32=0,
-        digest="5e" * 16,
-        encode_ms=1.0,
     )

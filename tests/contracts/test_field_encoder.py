@@ -12,8 +12,8 @@ from scope_contracts import DType, FieldError, PPEnvelope, PPResult, TensorSpec,
 from scope_contracts.field_encoder import FieldEncoder
 from scope_contracts.log_records import Closed, encode_record
 from scope_contracts.plain import to_plain
+from scope_lab.sample_log import finished, planned
 from tests.contracts.test_wire import messages
-from tests.stream_logs import finished, planned
 
 ENVELOPE = planned(3).envelope
 

@@ -27,7 +27,7 @@ from scope_contracts.log_records import (
 )
 from scope_contracts.plain import to_plain
 from scope_contracts.tensor_spec import DType, TensorSpec
-from tests.stream_logs import finished, opened, packed, planned, story
+from scope_lab.sample_log import finished, opened, packed, planned, story
 
 DATA = packed(story())
 GOLDEN = "bd83d0868c685a8b81a8124205d91c660fa8574de3c469fa9869ae15ecb10b43"

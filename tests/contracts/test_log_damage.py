@@ -6,7 +6,7 @@ import pytest
 
 from scope_contracts.errors import ContractError, WireError
 from scope_contracts.log_file import MAGIC, LogReader, end_of_whole, pack
-from tests.stream_logs import durable, finished, opened, packed, planned, story
+from scope_lab.sample_log import durable, finished, opened, packed, planned, story
 
 DATA = packed(story())
 ENDS = [len(packed(story()[:count])) for count in range(len(story()) + 1)]

@@ -8,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.log_records import Begun
+from scope_lab.sample_log import opened
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.record.progress import StreamProgress
@@ -17,7 +18,6 @@ from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.writer import VideoWriter
 from tests.control.memory_mesh import MemoryMesh, loop_over
 from tests.record.killed import Report, lives
-from tests.stream_logs import opened
 
 NUM_CHUNKS = 4
 SIDE = 16

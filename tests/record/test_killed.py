@@ -8,12 +8,12 @@ from torch import Tensor
 
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Closed, Finished, Published
+from scope_lab.sample_log import durable, finished, opened, planned
 from scope_rt.record.reader import open_log, read_history
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.snapshot_header import SnapshotHeader
 from scope_rt.record.stream_log import StreamLog
 from tests.record.killed import Report, lives
-from tests.stream_logs import durable, finished, opened, planned
 
 NUM_CHUNKS = 5
 NUM_PENDING = 2

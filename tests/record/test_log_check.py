@@ -12,12 +12,12 @@ import pytest
 from scope_contracts.errors import IntegrityError, UserInputError
 from scope_contracts.log_file import Entry, pack
 from scope_contracts.log_records import Closed, encode_record
+from scope_lab.sample_log import finished, opened, packed, planned
 from scope_rt.record import log_check
 from scope_rt.record.log_check import LogCheck
 from scope_rt.record.reader import read_progress
 from scope_rt.record.stream_log import StreamLog
 from tests.record.test_stream_log import kinds
-from tests.stream_logs import finished, opened, packed, planned
 
 VALUES = range(50)
 RECORDS = [(opened(), b""), *(finished(index, values=VALUES) for index in range(8))]

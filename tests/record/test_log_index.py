@@ -5,8 +5,8 @@ import tracemalloc
 from pathlib import Path
 
 from scope_contracts.log_records import Begun, Control
+from scope_lab.sample_log import Story, durable, finished, opened, planned, segment, story, write
 from scope_rt.record.log_index import LogIndex
-from tests.stream_logs import Story, durable, finished, opened, planned, segment, story, write
 
 MOST_BYTES = 8 * 900
 """Of 900 chunks more: not even a list of their numbers. Other threads of the process take some."""

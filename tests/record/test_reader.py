@@ -8,9 +8,9 @@ from scope_contracts.errors import UserInputError
 from scope_contracts.log_file import pack
 from scope_contracts.log_records import Begun, Closed, Published, Retracted, Scheduled
 from scope_contracts.retraction import Retraction
+from scope_lab.sample_log import durable, finished, opened, planned, segment, story, write
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import read_history, read_progress, video_records
-from tests.stream_logs import durable, finished, opened, planned, segment, story, write
 
 
 def test_a_log_tells_how_far_its_stream_is(tmp_path: Path) -> None:

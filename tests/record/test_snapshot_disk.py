@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from scope_contracts.errors import SnapshotError
+from scope_lab.sample_log import opened, planned
 from scope_rt.record import snapshot, stream_log
 from scope_rt.record.snapshot import SnapshotStore, look
 from scope_rt.record.stream_log import StreamLog
 from tests.record.snapshots import HEADER, STATE, Method, State, saved
 from tests.record.stalled_disk import StalledDisk
-from tests.stream_logs import opened, planned
 from tests.video.test_full_disk import small_disk
 
 __all__ = ["small_disk"]

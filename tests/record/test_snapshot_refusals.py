@@ -9,11 +9,11 @@ from scope_contracts.envelope import PPEnvelope
 from scope_contracts.errors import UserInputError
 from scope_contracts.plain import Leaf, to_plain
 from scope_contracts.wire import encode
+from scope_lab.sample_log import planned
 from scope_rt.record import snapshot
 from scope_rt.record.snapshot import SnapshotStore, look
 from scope_rt.record.snapshot_header import check_identity
 from tests.record.snapshots import HEADER, State, Text, saved
-from tests.stream_logs import planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

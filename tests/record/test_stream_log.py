@@ -14,11 +14,11 @@ import pytest
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_file import LogReader, pack
 from scope_contracts.log_records import Closed, Durable, Finished, Opened, Planned, Record
+from scope_lab.sample_log import durable, finished, opened, planned, story, write
 from scope_rt.faults import FaultPoint
 from scope_rt.record import stream_log
 from scope_rt.record.stream_log import StreamLog
 from tests.record.stalled_disk import StalledDisk
-from tests.stream_logs import durable, finished, opened, planned, story, write
 from tests.video.test_full_disk import largest_file, small_disk
 
 __all__ = ["small_disk"]

@@ -16,10 +16,10 @@ from PIL import Image
 
 from scope_contracts.errors import ContractError, UserInputError
 from scope_contracts.log_records import Closed, Control, Failed, Opened
+from scope_lab.sample_log import finished, opened, packed, planned, story, write
 from scope_rt.record.reader import open_log
 from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
 from scope_runners.main import main
-from tests.stream_logs import finished, opened, packed, planned, story, write
 
 
 def inspect(path: Path, *arguments: str) -> int:

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from scope_contracts.log_records import Begun
+from scope_lab.sample_log import opened
 from scope_rt.record import reader
 from scope_rt.record.reader import read_history
 from scope_rt.record.stream_log import StreamLog
@@ -23,7 +24,6 @@ from tests.runners.streams import (
     lose_the_link_after,
     num_frames,
 )
-from tests.stream_logs import opened
 
 
 def start_anew(folder: Path) -> None:

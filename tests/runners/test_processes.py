@@ -7,8 +7,8 @@ import pytest
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError
 from scope_lab.replay_process import replayed
+from scope_lab.sample_log import story, write
 from scope_lab.stream_process import plan_speed
-from tests.stream_logs import story, write
 
 SOON_S = 0.05
 """Python itself takes longer to start."""

@@ -17,6 +17,7 @@ from scope_contracts.errors import ContractError, UserInputError
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Control, Dropped, Finished, Opened, Planned, Record
 from scope_contracts.tensor_spec import DType
+from scope_lab.sample_log import Story, opened, story, write
 from scope_rt.config import StreamConfig
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
@@ -29,7 +30,6 @@ from scope_runners.recording_argument import read_recording
 from scope_runners.replay import add_replay_arguments, prepare, run_replay
 from tests import warm_python
 from tests.rounding import TP_CONTRACT
-from tests.stream_logs import Story, opened, story, write
 from tests.tiny_folder import write_tiny_folder
 
 SOFT = TransitionSpec(num_chunks=3, method=Interpolation.SLERP, bias_floor=0.2)

@@ -6,6 +6,7 @@ import pytest
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun
+from scope_lab.sample_log import opened
 from scope_rt.control.scheduled_event import scheduled_record
 from scope_rt.file_digest import FileDigest
 from scope_rt.record.reader import StreamHistory
@@ -13,7 +14,6 @@ from scope_runners.job import OutputFiles, StreamJob, prepare
 from scope_runners.leftovers import check_same_stream, is_finished
 from scope_runners.request import parse_stream_request
 from tests.record.test_killed import header
-from tests.stream_logs import opened
 
 ASKED = [
     *("--prompt", "a red circle", "--seconds", "3"),

@@ -12,11 +12,11 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.errors import UserInputError
+from scope_lab.sample_log import opened
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import read_progress, video_records
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.writer import VideoWriter
-from tests.stream_logs import opened
 
 SIDE = 64
 FPS = 16

@@ -8,12 +8,12 @@ import pytest
 from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError, UserInputError
+from scope_lab.sample_log import opened
 from scope_rt.record.reader import read_history, read_progress, video_records
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.picture_format import check_recordable
 from scope_rt.video.writer import VideoWriter
-from tests.stream_logs import opened
 from tests.video.grey_video import (
     FPS,
     SIDE,

@@ -22,24 +22,11 @@ from scope_contracts.envelope import (
 )
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
-from scope_contracts.log_file import MAGIC, pack
-from scope_contracts.log_records import (
-    Begun,
-    Closed,
-    Control,
-    Dropped,
-    Durable,
-    Failed,
-    Finished,
-    Opened,
-    Planned,
-    Published,
-    Scheduled,
-    Segment,
-)
+from scope_contracts.log_file import pack
 from scope_contracts.parity import HASH_BYTES, ParityKeys, ScalarDigest
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import encode
+from scope_lab.sample_log import packed, planned, story
 
 GEOMETRY = ChunkGeometry(
     latent_channels=4,
@@ -163,81 +150,6 @@ def lifecycles() -> tuple[Lifecycle, ...]:
 
 def recordings() -> tuple[bytes, ...]:
     """Files: one that has just begun, one of a whole stream, and one of a stream that crashed."""
-    blob = bytes(range(96)) * 4
-    opened = Opened(
-        at_s=1.75e9,
-        package_version="0.1.0",
-        torch_version="2.13.0",
-        model="tiny",
-        model_fingerprint="ab12",
-        plan_id=PlanId.PP0,
-        tp_degree=1,
-        height=16,
-        width=32,
-        dtype=DType.FLOAT32,
-        base_seed=7,
-        kv_cache_attention_bias=1.0,
-        backend="sdpa",
-        kv_cache_recompute_every=999_999,
-        recompute_anchor="decoded",
-        frames_per_block=3,
-        fps=16,
-    )
-    control = Control(
-        at_s=1.75e9,
-        chunk_index=0,
-        prompt="a red circle, " * 40,
-        embeds_sha256="ab" * 32,
-        transition_num_chunks=4,
-        transition_method="slerp",
-        transition_bias_floor=0.3,
-    )
-    planned = pack(Planned(at_s=1.75e9, envelope=FIRST))
-    finished = Finished(
-        at_s=1.75e9 + 0.25,
-        chunk_index=0,
-        cache_epoch=0,
-        prompt="a red circle",
-        num_frames=9,
-        observed_generator_calls=5,
-        recomputed=False,
-        kv_cache_attention_bias=1.0,
-        latents_sha256="cd" * 32,
-        latents=TensorSpec(LATENTS_OUT, DType.FLOAT32, (3, 4, 2, 4)),
-        stage_ms=(("generate", 61.5), ("decode", 9.0)),
-    )
-    segment = Segment(
-        at_s=1.75e9, number=0, codec="libx264", width=64, height=32, fps="16", extradata="01ff"
-    )
-    durable = Durable(
-        at_s=1.75e9,
-        chunk_index=0,
-        segment=0,
-        end_bytes=5_000,
-        num_frames=9,
-        crc32=2**32 - 1,
-        digest="5e" * 16,
-        encode_ms=3.5,
-    )
-    begun = MAGIC + pack(opened)
-    whole = b"".join(
-        (
-            begun,
-            pack(Begun(at_s=1.75e9, prompt="a red circle")),
-            pack(Scheduled(at_s=1.75e9, chunk_index=1, prompt="a blue square")),
-            pack(Scheduled(at_s=1.75e9, chunk_index=3, hard_cut=True)),
-            pack(segment),
-            pack(control),
-            planned,
-            pack(finished, blob),
-            pack(durable),
-            pack(replace(finished, chunk_index=1, latents=None)),
-            pack(Published(at_s=1.75e9, num_bytes=4000, digest="d1" * 16)),
-            pack(Dropped(at_s=1.75e9, chunk_index=1, cache_epoch=0)),
-            pack(Closed(at_s=1.75e9)),
-        )
-    )
-    failed = pack(Failed(at_s=1.75e9, chunk_index=0, error="chunk 0: rank 1 is lost"))
-    resumed = pack(replace(opened, resumed_at_chunk=1))
-    crashed = begun + planned + failed + resumed + pack(finished, blob) + planned[:40]
-    return (begun, whole, crashed)
+    whole = story()
+    torn = pack(planned(1))[:40]
+    return packed(whole[:1]), packed(whole), packed(whole[:8]) + torn

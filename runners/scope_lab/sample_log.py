@@ -1,4 +1,4 @@
-"""A small stream log with everything in it, for tests; not a test itself."""
+"""A small stream log with everything in it, to be changed by a fuzzer, a benchmark and tests."""
 
 import hashlib
 import struct
