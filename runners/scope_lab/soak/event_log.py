@@ -5,12 +5,13 @@ clock, which all processes of a machine share until it is started again.
 """
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from scope_runners.break_it.line_log import append_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +152,7 @@ class EventLog:
 
     def add(self, line: Line) -> None:
         """Append one line."""
-        text = json.dumps({"kind": type(line).__name__} | asdict(line)) + "\n"
-        file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(file, text.encode())
-        finally:
-            os.close(file)
+        append_line(self.path, {"kind": type(line).__name__} | asdict(line))
 
     def read(self) -> "Reader":
         """All lines so far, and later the new ones."""

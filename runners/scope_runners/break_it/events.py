@@ -10,6 +10,9 @@ import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
+
+from scope_runners.break_it.line_log import append_line
 
 
 class EventKind(StrEnum):
@@ -63,35 +66,17 @@ class EventLog:
     def __init__(self, path: Path, *, rank: int, attempt: int) -> None:
         self._path, self._rank, self._attempt = path, rank, attempt
 
-    def write(
-        self,
-        kind: EventKind,
-        *,
-        chunk: int = -1,
-        epoch: int = -1,
-        sha256: str = "",
-        error: str = "",
-        text: str = "",
-        code: int = 0,
-    ) -> None:
+    def write(self, kind: EventKind, **fields: Any) -> None:
+        """Log that it happens now, with what `kind` says of it."""
         event = Event(
             kind=kind,
             rank=self._rank,
             attempt=self._attempt,
             at_s=time.monotonic(),
             pid=os.getpid(),
-            chunk=chunk,
-            epoch=epoch,
-            sha256=sha256,
-            error=error,
-            text=text,
-            code=code,
+            **fields,
         )
-        log = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(log, (json.dumps(asdict(event)) + "\n").encode())
-        finally:
-            os.close(log)
+        append_line(self._path, asdict(event))
 
 
 def read_events(path: Path) -> tuple[Event, ...]:

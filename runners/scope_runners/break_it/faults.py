@@ -5,7 +5,6 @@ names before it happens.
 """
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 from scope_contracts.errors import UserInputError
 from scope_rt.faults import FaultPoint
 from scope_runners.break_it.actions import ACTIONS, RECALLING_ACTIONS
+from scope_runners.break_it.line_log import append_line
 
 Value = TypeVar("Value")
 DIES_LATER = "kill_in_message"
@@ -150,8 +150,4 @@ class InjectedFaults:
             chunk=chunk,
             at_s=time.monotonic(),
         )
-        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(log, (json.dumps(asdict(happened)) + "\n").encode())
-        finally:
-            os.close(log)
+        append_line(self._log, asdict(happened))
