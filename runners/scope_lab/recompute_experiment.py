@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -33,31 +33,16 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.control.recompute import RecomputeMode
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.models.recipe import Recipe
-from scope_rt.models.recipe_choices import CacheUpkeep
 from scope_rt.session import StreamSession
 from scope_rt.text.words import parse
 from scope_rt.topology import PIPELINED
 from scope_runners.arguments import positive
+from scope_runners.break_it.driver import recompute_recipe
 from scope_runners.command_parser import CommandParser
 
 PLAN_CHUNKS = 16
 QUICK_PROMPTS, QUICK_CHUNKS = 3, 6
 _EVERY = "SCOPE_KV_CACHE_RECOMPUTE_EVERY"
-
-
-def regression(
-    model: str | Path, *, num_prompts: int = 4, num_chunks: int = SHORT_CHUNKS
-) -> Experiment:
-    """Every 1 against every 2 on `model`, in this process, small enough for a test suite.
-
-    `recompute_report.verdicts` says which changes are beyond the noise of so few prompts.
-    """
-    opened = ModelFolder.open(model)
-    context = max(_contexts(opened.recipe))
-    pair = [Variant(context_frames=context, mode=RecomputeMode.R0A, every=n) for n in (1, 2)]
-    with _recompute_folders(opened, pair) as folders:
-        samples = _stream_in_turn(folders, num_prompts=num_prompts, num_chunks=num_chunks)
-    return _experiment(samples, {}, num_chunks)
 
 
 def variants_of(recipe: Recipe) -> list[Variant]:
@@ -102,17 +87,6 @@ def _recompute_folders(
             (folder / "recipe.json").unlink()
             recompute_recipe(model.recipe, context).save(folder)
         yield folders
-
-
-def recompute_recipe(recipe: Recipe, context_frames: int) -> Recipe:
-    """The recipe that keeps the same model's cache by recompute; frames are latent frames."""
-    return replace(
-        recipe,
-        cache_upkeep=CacheUpkeep.RECOMPUTE,
-        kv_cache_num_frames=context_frames,
-        window_frames=context_frames + recipe.frames_per_block,
-        sink_frames=0,
-    )
 
 
 def run(

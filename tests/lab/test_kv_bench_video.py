@@ -10,7 +10,7 @@ from scope_contracts.tensor_spec import DType
 from scope_lab.cache_peak import stream_peak_bytes
 from scope_lab.kv_bench.result import SystemResult
 from scope_lab.kv_bench.video_quality import CACHES, Length, measure_caches
-from scope_lab.kv_bench.video_streams import RING, equal_bytes_folder
+from scope_lab.kv_bench.video_streams import RING, equal_bytes_recipe
 from scope_rt.config import StreamConfig
 from scope_rt.stream_setup import StreamSetup
 
@@ -57,6 +57,6 @@ def test_a_streams_peak_counts_the_decoded_copy_of_a_layer_beside_the_cache(kind
 
 def test_the_ring_of_equal_bytes_has_the_bytes_of_hierarchical() -> None:
     hierarchical = StreamSetup.of(StreamConfig.of(kv_cache="hierarchical")).cache_spec
-    with equal_bytes_folder() as folder:
-        wide = StreamSetup.of(StreamConfig.of(folder, kv_cache=RING)).cache_spec
+    with equal_bytes_recipe() as recipe:
+        wide = StreamSetup.of(StreamConfig.of(recipe=recipe, kv_cache=RING)).cache_spec
     assert wide.num_bytes(1) == hierarchical.num_bytes(1)

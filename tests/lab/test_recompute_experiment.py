@@ -12,15 +12,12 @@ from scope_contracts.errors import ScopeError
 from scope_lab import recompute_experiment
 from scope_lab.main import main as lab
 from scope_lab.recompute_experiment import (
-    recompute_recipe,
-    regression,
     run,
     variant_speed,
     variants_of,
 )
 from scope_lab.recompute_quality import Frames, Quality, judge_stream
 from scope_lab.recompute_report import (
-    SINGLE,
     Change,
     Experiment,
     Row,
@@ -34,6 +31,7 @@ from scope_rt.control.recompute import RecomputeMode
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
 from scope_rt.text.words import parse
+from scope_runners.break_it.driver import recompute_recipe
 from tests.tiny_folder import RECIPE, write_tiny_folder
 
 NUM_CHUNKS = 5
@@ -100,12 +98,6 @@ def test_a_recompute_recipe_holds_context_and_chunk_and_nothing_else(tmp_path: P
     recipe.save(tmp_path)
     assert Recipe.from_folder(tmp_path) == recipe
     assert (recipe.window_frames, recipe.sink_frames) == (9, 0)
-
-
-def test_a_regression_compares_the_two_cadences_alone(folder: Path) -> None:
-    (verdict,) = verdicts(regression(folder, num_prompts=2, num_chunks=3))
-    assert verdict.context_frames == 2 * RECIPE.frames_per_block
-    assert [finding.name for finding in verdict.speed] == [SINGLE]
 
 
 def test_the_world_itself_moves_as_named_and_does_not_flicker() -> None:

@@ -7,7 +7,6 @@ more than the time that passed, so their figures do not compare with those of on
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from types import TracebackType
 
 
 class Stopwatch:
@@ -18,12 +17,7 @@ class Stopwatch:
         self._start = time.process_time()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.seconds = time.process_time() - self._start
 
     @property

@@ -4,12 +4,10 @@ What is timed is the processor time of the generator, and another kind is first 
 machine changes that least.
 """
 
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile
 
 import numpy as np
 import torch
@@ -26,7 +24,6 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.instruments import Instruments
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.models.manifest import Manifest
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.text.words import SceneSpec
@@ -92,15 +89,14 @@ class Streams:
         self._times = {name: GeneratorTime() for name in names}
         self._past = GivenPast()
         self._num_made = 0
-        with ExitStack() as folders:
+        with ExitStack() as files:
             for name in names:
-                model: str | Path = EMBEDDED
+                kind, recipe = name, None
                 if name == EQUAL_BYTES:
-                    model = folders.enter_context(equal_bytes_folder())
+                    kind, recipe = RING, files.enter_context(equal_bytes_recipe())
                 try:
-                    kind = RING if name == EQUAL_BYTES else name
                     self.sessions[name] = StreamSession(
-                        StreamConfig.of(model, seed=1, kv_cache=kind),
+                        StreamConfig.of(seed=1, kv_cache=kind, recipe=recipe),
                         instruments=Instruments(trace=self._times[name]),
                         feedback=self._past,
                     )
@@ -135,17 +131,15 @@ class Streams:
 
 
 @contextmanager
-def equal_bytes_folder() -> Iterator[Path]:
-    """The embedded model with a window of as many frames as hierarchical has slots."""
-    embedded = ModelFolder.open(EMBEDDED)
-    recipe = embedded.recipe
+def equal_bytes_recipe() -> Iterator[str]:
+    """A file: the embedded model's, with a window of as many frames as hierarchical has slots."""
     setup = StreamSetup.of(StreamConfig.of(kv_cache=CacheKind.HIERARCHICAL))
-    num_frames = setup.cache_spec.capacity_frames
-    with TemporaryDirectory() as folder:
-        path = Path(shutil.copytree(embedded.path, folder, dirs_exist_ok=True))
-        replace(recipe, window_frames=num_frames - recipe.sink_frames).save(path)
-        Manifest.of(path).write(path)
-        yield path
+    window_frames = setup.cache_spec.capacity_frames - setup.recipe.sink_frames
+    wide = replace(setup.recipe, window_frames=window_frames)
+    with NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(replace(setup.model.layout.family, recipe=wide).to_toml())
+        file.flush()
+        yield file.name
 
 
 def true_clip(num_chunks: int, *, seed: int) -> Clip:

@@ -179,7 +179,15 @@ def recomputing_family(model: ModelFolder, given: str | None, into: Path) -> str
     if not recipe.clean_pass:
         return given
     context_frames = max(1, recipe.window_frames - recipe.frames_per_block)
-    recomputing = replace(
+    file = into / "recomputing.toml"
+    recomputing = replace(model.layout.family, recipe=recompute_recipe(recipe, context_frames))
+    file.write_text(recomputing.to_toml())
+    return str(file)
+
+
+def recompute_recipe(recipe: Recipe, context_frames: int) -> Recipe:
+    """The recipe that keeps the same model's cache by recompute; frames are latent frames."""
+    return replace(
         recipe,
         cache_upkeep=CacheUpkeep.RECOMPUTE,
         kv_cache_num_frames=context_frames,
@@ -189,6 +197,3 @@ def recomputing_family(model: ModelFolder, given: str | None, into: Path) -> str
         rollout_overlap=0,
         new_text=NewText.KEEP_CACHE,
     )
-    file = into / "recomputing.toml"
-    file.write_text(replace(model.layout.family, recipe=recomputing).to_toml())
-    return str(file)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from scope_runners.break_it.events import EventKind, EventLog
@@ -56,12 +55,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         signal.set_wakeup_fd(self._previous_wakeup)
         self._end_watch()
         self._thread.join(GONE_WITHIN_S)
