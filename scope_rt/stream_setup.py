@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from scope_contracts.cache_spec import CacheChoice, CacheIndices, CacheKind, KVCacheSpec
+from scope_contracts.cache_spec import CacheChoice, CacheIndices, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
@@ -34,15 +34,20 @@ from scope_rt.models.loading import ModelFolder
 from scope_rt.models.noise import NoiseSource, SeededNoise
 from scope_rt.models.recipe import Recipe
 from scope_rt.part_place import PartPlace, place_of
-from scope_rt.placement import Host, device_of, model_device_type
+from scope_rt.placement import device_of, model_device_type
+from scope_rt.setup_choices import (
+    cache_spec_of,
+    check_fallback,
+    dtype_of,
+    host_of,
+    size_of,
+    topology_of,
+)
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.topology import Topology
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
-
-_MOST_PIXELS = 16384
-"""Of a side: no encoder of ours takes more, and sizes in bytes stay far from overflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +81,7 @@ class StreamSetup:
         model = ModelFolder.open(config.model.folder, config.model.recipe)
         recipe, topology = model.recipe, topology_of(config, environment)
         model.config.check_degree(topology.tp_degree)
-        _check_fallback(config, model)
+        check_fallback(config, model)
         recompute = choose_recompute(
             recipe, config.cache.recompute, every=config.cache.kv_cache_recompute_every
         )
@@ -86,9 +91,7 @@ class StreamSetup:
         if not dtype.is_floating_point:
             raise UserInputError(f"dtype {config.model.dtype} is no float; choose float32")
         geometry = model.geometry(dtype=dtype)
-        height = recipe.default_height if config.model.height is None else config.model.height
-        width = recipe.default_width if config.model.width is None else config.model.width
-        _check_size(height=height, width=width, multiple=geometry.pixel_multiple)
+        height, width = size_of(config, model, multiple=geometry.pixel_multiple)
         setup = cls(
             config=config,
             environment=environment,
@@ -100,7 +103,7 @@ class StreamSetup:
             cache=cache,
             codec_sizes=model.codec_sizes(),
             geometry=geometry,
-            cache_spec=_cache_spec(
+            cache_spec=cache_spec_of(
                 model, geometry, cache, tp=topology.tp_degree, height=height, width=width
             ),
             **more,
@@ -319,93 +322,3 @@ class StreamSetup:
         if rolls:
             return RolloutMemory(recipe, anchor_frames)
         return ContextMemory(recipe, anchor_frames, anchor=self.recompute.anchor)
-
-
-def dtype_of(config: StreamConfig) -> DType:
-    """The dtype that was asked for, or that of the devices that generate."""
-    if config.model.dtype is not None:
-        return config.model.dtype
-    return DType.BFLOAT16 if model_device_type() == "cuda" else DType.FLOAT32
-
-
-def host_of(environment: LaunchEnvironment, topology: Topology, *, num_gpus: int) -> Host:
-    """This process's; a launcher that says nothing of its hosts has all ranks here."""
-    return Host(
-        first_rank=environment.rank - environment.local_rank,
-        num_ranks=environment.local_world_size or topology.world_size,
-        num_gpus=num_gpus,
-    )
-
-
-def topology_of(config: StreamConfig, environment: LaunchEnvironment) -> Topology:
-    """The topology of this start: after a loss it has the fallback degree, if there is one.
-
-    A launcher that starts as many ranks as ever knows no other degree.
-
-    Raises:
-        UserInputError: plan and degree do not fit.
-    """
-    first = Topology.of(config.mesh.plan, config.mesh.tp)
-    if config.recovery.fallback_tp is None or environment.attempt == 0:
-        return first
-    fallback = Topology.of(config.mesh.plan, config.recovery.fallback_tp)
-    if environment.launched and fallback.world_size != environment.world_size:
-        return first
-    return fallback
-
-
-def _check_fallback(config: StreamConfig, model: ModelFolder) -> None:
-    degree = config.recovery.fallback_tp
-    if degree is None:
-        return
-    if config.mesh.plan is PlanId.SINGLE:
-        raise UserInputError(
-            f"fallback_tp is {degree}, and plan single runs on one rank; leave it out"
-        )
-    model.config.check_degree(Topology.of(config.mesh.plan, degree).tp_degree)
-
-
-def _check_size(*, height: int, width: int, multiple: int) -> None:
-    """Refuse pixels that are no `multiple` of what a latent token shows, or beyond any video."""
-    for name, pixels in (("height", height), ("width", width)):
-        if pixels > _MOST_PIXELS:
-            raise UserInputError(f"{name} {pixels} is more than {_MOST_PIXELS} pixels; lower it")
-        if pixels < multiple or pixels % multiple:
-            raise UserInputError(
-                f"{name} {pixels} is not a positive multiple of {multiple}; "
-                f"try {max(multiple, pixels // multiple * multiple)}"
-            )
-
-
-def _cache_spec(
-    model: ModelFolder,
-    geometry: ChunkGeometry,
-    cache: CacheChoice,
-    *,
-    tp: int,
-    height: int,
-    width: int,
-) -> KVCacheSpec:
-    _, _, _, rows, columns = geometry.latent_shape(height, width)
-    heads = model.config.num_attention_heads
-    if heads % tp and cache.kind is CacheKind.H2O:  # heads of zeros attend to all frames alike
-        raise UserInputError(
-            f"kv_cache {cache} adds up what heads attend to, and the model's {heads} heads are not "
-            f"shared evenly by tp {tp}; use ring"
-        )
-    try:
-        return KVCacheSpec(
-            num_layers=model.config.num_layers,
-            num_heads=model.config.heads_of_rank(tp) * tp,
-            head_dim=model.config.attention_head_dim,
-            frame_tokens=rows * columns // 4,
-            sink_frames=model.recipe.sink_frames,
-            window_frames=model.recipe.window_frames,
-            batch=geometry.batch,
-            dtype=geometry.dtype,
-            block_frames=model.recipe.frames_per_block,
-            kind=cache.kind,
-            codec=cache.codec,
-        )
-    except UserInputError as error:
-        raise UserInputError(f"kv_cache {cache}: {error}") from None

@@ -6,7 +6,7 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.placement import Host, device_of
-from scope_rt.stream_setup import host_of
+from scope_rt.setup_choices import host_of
 from scope_rt.topology import Topology
 
 

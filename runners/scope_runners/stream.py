@@ -22,7 +22,7 @@ from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.snapshot import look
 from scope_rt.session import StreamSession
-from scope_rt.stream_setup import topology_of
+from scope_rt.setup_choices import topology_of
 from scope_rt.trace import TraceRecorder
 from scope_runners import logs
 from scope_runners.file_limit import check_file_limit
