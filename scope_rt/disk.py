@@ -100,7 +100,7 @@ def _run(calls: _Calls, pending: set[Future[Any]], idle: Callable[[], None] | No
         if future is None:
             call()
         else:
-            _complete(future, call)
+            complete(future, call)
             pending.discard(future)
             del future
         del call
@@ -118,7 +118,8 @@ def _next(
     return calls.get()
 
 
-def _complete(future: Future[Any], call: Callable[[], Any]) -> None:
+def complete(future: Future[Any], call: Callable[[], Any]) -> None:
+    """Call `call` for who waits for `future`; not where that was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun, Record
-from scope_rt.control.log_entries import retracted_record
+from scope_rt.control.chunk import Arrived
+from scope_rt.control.log_entries import finished_record, retracted_record
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.instruments import Instruments
@@ -20,6 +23,8 @@ from scope_rt.record.stream_log import StreamLog
 from scope_rt.resumed import EarlierStream, Resumed
 from scope_rt.stream_identity import identity, opened
 from scope_rt.stream_setup import StreamSetup
+from scope_rt.tensors import bytes_of
+from scope_rt.vae.codec import num_frames
 
 
 class Recovery:
@@ -76,9 +81,9 @@ class Recovery:
         """As `StreamLog.write_soon`."""
         self._log.write_soon()
 
-    def when_written(self, call: Callable[[int], None]) -> None:
+    def when_written(self, call: Callable[[int], None]) -> Callable[[], None]:
         """As `StreamLog.when_written`."""
-        self._log.when_written(call)
+        return self._log.when_written(call)
 
     def settle_check(self) -> None:
         """Return when what the log to resume held was read in full; blocks as its `offset` does.
@@ -90,8 +95,10 @@ class Recovery:
             self._log.settle_check()
 
     def close(self) -> None:
-        """Let go of the log's file. Idempotent."""
+        """Let go of the log's file, and of the snapshot. Idempotent."""
         self._log.close()
+        if self._store is not None:
+            self._store.close()
 
     @property
     def resume_point(self) -> ResumePoint | None:
@@ -150,10 +157,20 @@ class Recovery:
             if self._log.failure is not None:
                 raise UserInputError(self._log.failure)
         if resumed is not None and resumed.is_cut and self.resume_points is not None:
-            self.resume_points.save(resumed.point, log=self._log)
+            self.resume_points.begin(resumed.point, log=self._log)()
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
         broken = self._instruments.broken_on_purpose
         self._log.append(opened(self._setup, resumed_at_chunk=next_chunk, broken_on_purpose=broken))
+        if resumed is not None and resumed.is_unlogged:
+            self._log_pending(resumed.point.arrived()[-1])
+
+    def _log_pending(self, arrived: Arrived) -> None:
+        """The `Finished` record of a chunk that the log of an earlier process lacks."""
+        is_first, num_latents = arrived.envelope.init_cache, arrived.latents.shape[1]
+        length = num_frames(self._setup.codec_sizes, num_latents, starts_epoch=is_first)
+        chunk = arrived.shown(torch.empty(1, length, 0, 0, 3), stage_ms={}, crc32=None)
+        record = finished_record(chunk, with_latents=self.records_latents)
+        self._log.append(record, bytes(bytes_of(chunk.latents)) if self.records_latents else b"")
 
     def begin(self, prompt: str) -> None:
         """A stream begins with `prompt`: what an earlier one left is replaced.

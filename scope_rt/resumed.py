@@ -8,7 +8,7 @@ from scope_contracts.log_records import Control, Scheduled
 from scope_contracts.retraction import Retraction
 from scope_rt.control.inbox import Directive, ScheduledDirective
 from scope_rt.control.log_entries import recorded_transition
-from scope_rt.control.point_check import difference
+from scope_rt.control.point_check import difference, unlogged
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.unverified import Unverified
 from scope_rt.instruments import Instruments
@@ -32,6 +32,8 @@ class Resumed:
     log_offset: int
     is_cut: bool
     """Whether `point` is not saved as it is: what the log told of it, the log will tell no more."""
+    is_unlogged: bool = False
+    """Whether the log lacks the newest pending chunk of `point`."""
     unsaid: Retraction | None = None
     """What rank0 was lost before it could retract."""
 
@@ -78,6 +80,9 @@ class EarlierStream:
             for each in progress.scheduled
             if each.chunk_index >= point.first_scheduled
         )
+        missing = unlogged(point, progress)
+        if missing is not None:
+            progress.add_shown(missing.envelope.chunk_index, missing.envelope.cache_epoch)
         # A process that was killed before it saved where the stream continues without them.
         next_chunk = point.counts.next_chunk_index
         cut_at = progress.first_suspect(next_chunk=next_chunk, log_offset=header.log_offset)
@@ -100,6 +105,7 @@ class EarlierStream:
             point=point,
             log_offset=header.log_offset,
             is_cut=is_cut,
+            is_unlogged=missing is not None and missing in point.pending,
             unsaid=unsaid,
         )
 

@@ -121,7 +121,7 @@ def measure(
         log.append(durable(index))
         log_ms.append((time.perf_counter() - start_s) * 1e3)
         start_s = time.perf_counter()
-        points.save(point, log=log)
+        points.begin(point, log=log)()
         save_ms.append((time.perf_counter() - start_s) * 1e3)
         there = {file.stat().st_ino: file.stat().st_size for file in store.folder.iterdir()}
         written.append(sum(size for inode, size in there.items() if inode not in before))

@@ -54,12 +54,13 @@ class Delivery:
         self.pending.append(arrived)
         self.num_delivered += 1
 
-    def drop_acknowledged(self) -> None:
-        """What the consumer has acknowledged is no longer pending; the newest chunk is."""
+    def drop_acknowledged(self, *, num_kept: int = 1) -> None:
+        """What the consumer has acknowledged is no longer pending; the `num_kept` newest chunks
+        are, of which it does not know yet."""
         reported = (
             self.num_delivered if self._count_acknowledged is None else self._count_acknowledged()
         )
-        acknowledged = min(reported, self.num_delivered - 1)
+        acknowledged = min(reported, self.num_delivered - num_kept)
         while self.pending and self.num_acknowledged < acknowledged:
             self.pending.popleft()
 

@@ -1,8 +1,9 @@
-"""THE loop: plan and send; receive; decode; log and save; yield.
+"""THE loop: plan and send; receive; begin to save, decode, log; wait for the save; yield.
 
 A result of an older epoch is never decoded and never yielded. What a restart needs is saved before
-a chunk is handed out, so none is yielded twice and none is skipped. After an error of integrity,
-what is saved is verified: chunks that were handed out and are not are retracted and planned again.
+a chunk is handed out, so none is yielded twice and none is skipped; it is written while the chunk
+is decoded. After an error of integrity, what is saved is verified: chunks that were handed out and
+are not are retracted and planned again.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +23,6 @@ from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.control.retracting import Retracting
 from scope_rt.control.saving import Saving
 from scope_rt.control.stages import Stages
-from scope_rt.control.tail import TailChunk
 from scope_rt.control.unverified import Unverified
 from scope_rt.control.verified_inbox import VerifiedInbox
 from scope_rt.faults import FaultPoint
@@ -168,9 +168,10 @@ class StreamLoop:
             self._refill()  # the mesh generates while rank0 decodes,
             chunk = self._finish(arrived)
             self._refill()  # and while the consumer works; a recompute needed these frames
-            self._saving.save()
+            self._saving.finish()
             self._pipeline.delivered()
             yield self._instruments.faults.reach(FaultPoint.EMIT, chunk.chunk_index, chunk)
+        self._saving.end()
 
     def close(self) -> None:
         """Receive what is in flight, which cannot be stopped, and tell the mesh to end."""
@@ -213,15 +214,10 @@ class StreamLoop:
             self._saving.save()
 
     def _finish(self, arrived: Arrived) -> Chunk:
-        """Decode a chunk, verify its frames and log it; from here on it is pending."""
-        envelope = arrived.envelope
-        arrived = self._instruments.faults.reach(FaultPoint.ARRIVED, envelope.chunk_index, arrived)
-        kept = TailChunk(
-            start_frame=envelope.current_start_frame,
-            latents=arrived.latents,
-            latents_sha256=arrived.latents_sha256,
-        )
-        tail = self._saving.tail.followed_by(kept, sinks=self._stages.context.sinks)
+        """Save a chunk as pending and meanwhile decode it, verify its frames and log it."""
+        tail = self._saving.begin_with(arrived, sinks=self._stages.context.sinks)
+        index = arrived.envelope.chunk_index
+        arrived = self._instruments.faults.reach(FaultPoint.ARRIVED, index, arrived)
         chunk, frames = self._decoding.decode(arrived, tail)
         blob = self._blob(chunk)
         self._pipeline.decoded(frames)

@@ -8,12 +8,24 @@ from collections.abc import Iterator
 
 from scope_contracts.log_records import Control
 from scope_rt.control.log_entries import recorded_transition
-from scope_rt.control.resume_point import ResumePoint
+from scope_rt.control.resume_point import PendingChunk, ResumePoint
 from scope_rt.record.log_index import LogIndex
+from scope_rt.record.progress import StreamProgress
 from scope_rt.tensors import sha256_of
 
 Told = tuple[str, object, object]
 """What is told of twice: its name, what the point says, and what the log says."""
+
+
+def unlogged(point: ResumePoint, progress: StreamProgress) -> PendingChunk | None:
+    """The newest pending chunk where it is planned in the log and not finished: a kill came after
+    it was saved, and before its record was written."""
+    newest = point.pending[-1] if point.pending else None
+    if newest is None or newest.envelope.chunk_index + 1 != point.counts.next_chunk_index:
+        return None
+    index, epoch = newest.envelope.chunk_index, newest.envelope.cache_epoch
+    is_planned = progress.planned.number_of(index) == epoch
+    return newest if is_planned and progress.shown.number_of(index) is None else None
 
 
 def difference(point: ResumePoint, log: LogIndex) -> str:
@@ -27,16 +39,19 @@ def difference(point: ResumePoint, log: LogIndex) -> str:
 def _told(point: ResumePoint, log: LogIndex) -> Iterator[Told]:
     end, progress = point.counts.next_chunk_index, log.progress
     of_this = progress.shown.between(progress.begun_at, end)
-    yield "chunks shown", point.num_acknowledged + len(point.pending), len(of_this)
-    pending = [each.envelope.chunk_index for each in point.pending]
+    num_unlogged = int(unlogged(point, progress) is not None)
+    num_pending = len(point.pending) - num_unlogged
+    yield "chunks shown", point.num_acknowledged + num_pending, len(of_this)
+    pending = [each.envelope.chunk_index for each in point.pending[:num_pending]]
     newest = of_this.newest(len(pending))
     yield "pending chunks", pending, [index for index, _ in newest]
-    saved = [chunk.latents_sha256[:12] for chunk in point.tail.chunks]
+    tail = point.tail.chunks[: len(point.tail.chunks) - num_unlogged]
+    saved = [chunk.latents_sha256[:12] for chunk in tail]
     logged = log.newest_finished(len(saved), before=end)
     yield "latents", saved, [each.latents_sha256[:12] for each in logged]
     # A cut that is still to come has no text in the point, and an epoch above all before it.
     cuts = any(each.chunk_index == end and each.directive.hard_cut for each in point.asked_again)
-    if cuts or point.is_cut or not of_this:
+    if cuts or point.is_cut or not (of_this or num_unlogged):
         return
     yield "epoch", point.counts.cache_epoch, progress.planned.number_of(end - 1)
     asked = log.newest_prompt(before=end)

@@ -1,12 +1,11 @@
 """All that rank0 must know to resume a stream is one value, small enough to save every chunk."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from scope_contracts.envelope import PPEnvelope
 from scope_rt.control.chunk import Arrived
-from scope_rt.control.delivery import Delivery
 from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.planner import Planner, StreamSettings
@@ -146,10 +145,11 @@ class ResumePoint:
 
 def resume_point(
     pipeline: Pipeline,
-    delivery: Delivery,
+    pending: Sequence[Arrived],
     tail: StreamTail,
     to_come: tuple[ScheduledDirective, ...],
     *,
+    num_acknowledged: int,
     first_scheduled: int,
     cut_before: int | None = None,
 ) -> ResumePoint:
@@ -157,7 +157,7 @@ def resume_point(
     hard cut before a chunk that was planned before.
 
     `to_come` is what is scheduled; the log has that from `first_scheduled` on, or from the first
-    chunk that is not planned. With a cut, `delivery` and `tail` hold no later chunks, for a
+    chunk that is not planned. With a cut, `pending` and `tail` hold no later chunks, for a
     consumer that lacks some of them; the cut discards the context.
 
     To continue without a cut, the cache would be rebuilt from the latents before that chunk. They
@@ -178,7 +178,7 @@ def resume_point(
         asked_again=(*planned, *(each for each in to_come if each.chunk_index < first)),
         first_scheduled=first,
         later=tuple(each for each in to_come if each.chunk_index >= first),
-        num_acknowledged=delivery.num_acknowledged,
+        num_acknowledged=num_acknowledged,
         pending=tuple(
             PendingChunk(
                 envelope=arrived.envelope,
@@ -186,7 +186,7 @@ def resume_point(
                 generator_calls=arrived.generator_calls,
                 stage_ms=tuple(arrived.stage_ms.items()),
             )
-            for arrived in delivery.pending
+            for arrived in pending
         ),
         tail=tail,
         is_cut=cut_before is not None,
@@ -209,14 +209,15 @@ def _counts_of(planner: Planner, cut_before: int | None) -> PlannedCounts:
 class ResumePoints(Protocol):
     """Where the newest resume point is kept; `scope_rt.record` keeps it in a folder."""
 
-    def save(self, point: ResumePoint, *, log: Log) -> None:
-        """Replace the one before, once all that was appended to `log` is written. Where that has
-        failed, only by one that leads no further: beyond the log's end nothing can be resumed.
+    def begin(self, point: ResumePoint, *, log: Log) -> Callable[[], None]:
+        """Have the one before replaced, once all that was appended to `log` so far is written.
+        Where that has failed, only by one that leads no further: beyond the log's end nothing can
+        be resumed.
 
-        Blocks until the disk has answered (`STALL_TIMEOUT_S` at most).
+        Returns at once what waits until it is there (`STALL_TIMEOUT_S` at most), and raises
+        `SnapshotError` where it cannot be written: the one before is still there then.
 
         Raises:
             DamageError: the log is damaged.
-            SnapshotError: it cannot be written; the one before is still there.
         """
         ...

@@ -1,5 +1,6 @@
 """A resume point is kept in a snapshot folder, with the place in the log that it belongs to."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,8 +24,8 @@ class SavedResumePoints:
     def __post_init__(self) -> None:
         self._absolute_log = str(self.log.absolute())
 
-    def save(self, point: ResumePoint, *, log: Log) -> None:
-        """As `ResumePoints.save`."""
+    def begin(self, point: ResumePoint, *, log: Log) -> Callable[[], None]:
+        """As `ResumePoints.begin`."""
         header = SnapshotHeader(
             run_id=self.run_id,
             identity=self.identity,
@@ -33,9 +34,14 @@ class SavedResumePoints:
             next_chunk_index=point.counts.next_chunk_index,
         )
         kept = replace(point, later=())  # the log has it, once
-        if log.failure is None:
-            self.store.save(header, kept, log=log)
-        if log.failure is None:
-            self.newest = header.next_chunk_index
-        elif header.next_chunk_index <= self.newest:  # it may have failed in that save
-            self.store.save(replace(header, log_offset=log.offset), kept)
+        begun = None if log.failure is not None else self.store.begin(header, kept, log=log)
+
+        def wait() -> None:
+            if begun is not None:
+                begun()
+            if log.failure is None:
+                self.newest = header.next_chunk_index
+            elif header.next_chunk_index <= self.newest:  # it may have failed in that save
+                self.store.save(replace(header, log_offset=log.offset), kept)
+
+        return wait

@@ -1,6 +1,7 @@
 """What writes down a stream, as those see it who append to it; how, is `stream_log`."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from scope_contracts.log_records import Record
@@ -22,7 +23,7 @@ class Log(Protocol):
 
     def write_soon(self) -> None: ...
 
-    def when_written(self, call: Callable[[int], None]) -> None: ...
+    def when_written(self, call: Callable[[int], None]) -> Callable[[], None]: ...
 
     def close(self) -> None: ...
 
@@ -38,8 +39,8 @@ class NullLog:
 
     def write_soon(self) -> None: ...
 
-    def when_written(self, call: Callable[[int], None]) -> None:
-        """Nothing has to be written first."""
-        call(self.offset)
+    def when_written(self, call: Callable[[int], None]) -> Callable[[], None]:
+        """Nothing has to be written first: what this returns makes the call."""
+        return partial(call, self.offset)
 
     def close(self) -> None: ...

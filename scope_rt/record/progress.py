@@ -83,9 +83,8 @@ class StreamProgress:
                 self.planned.add(envelope.chunk_index, envelope.cache_epoch)
                 self.last_epoch = max(self.last_epoch, envelope.cache_epoch)
             case Finished(chunk_index=index):
-                self.shown.add(index, record.cache_epoch)
+                self.add_shown(index, record.cache_epoch)
                 self.holds_latents |= record.latents is not None
-                self._num_made += 1
             case Durable(chunk_index=index):
                 self.encoded.add(index, record.segment)
             case Published():
@@ -96,6 +95,11 @@ class StreamProgress:
                 self._num_made, self.has_retracted = 0, True
             case Closed():
                 self.closed, self._num_made = True, 0
+
+    def add_shown(self, chunk_index: int, cache_epoch: int) -> None:
+        """A chunk was, or will be, shown to its consumer."""
+        self.shown.add(chunk_index, cache_epoch)
+        self._num_made += 1
 
     def forget(self, first: int) -> None:
         """Forget the chunks from `first` on, which are planned again."""

@@ -5,6 +5,8 @@ without the zeros at their end. A tensor that was saved before is recognised by 
 neither hashed nor written again, unless its file is gone: tensors must never be changed in place.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -79,22 +81,54 @@ class SnapshotStore:
         self._saved: dict[int, _Known] = {}
         """The tensors of the last state that was saved or loaded, by their `id`."""
         self._wanted: object = None
-        """The save that is waited for; any other must change nothing."""
+        """The save that began last; any other must change nothing."""
+        self._under_way: Callable[[], None] | None = None
+        """Waits for it."""
         self._headers = FieldEncoder(SnapshotHeader, _NO_TENSORS)
 
     def save(self, header: SnapshotHeader, state: object, *, log: Log | None = None) -> None:
-        """Replace what was saved. `state`: dataclasses of scalars, texts, tuples and CPU tensors.
+        """As `begin`, and wait for it."""
+        self.begin(header, state, log=log)()
 
-        With a `log`, all that was appended to it is written first, and `log_offset` is where that
-        ends; where it has failed, nothing is saved.
+    def begin(
+        self, header: SnapshotHeader, state: object, *, log: Log | None = None
+    ) -> Callable[[], None]:
+        """Have what was saved replaced, on the thread of the disk. `state`: dataclasses of scalars,
+        texts, tuples and CPU tensors, none of which may change any more.
 
-        Blocks for at most `STALL_TIMEOUT_S`.
+        With a `log`, all that was appended to it so far is written first, and `log_offset` is where
+        that ends; where it has failed, nothing is saved.
+
+        Returns at once what waits for it, `STALL_TIMEOUT_S` at most, and raises `SnapshotError`
+        where the folder cannot be written, or the disk gives no answer in time: the snapshot before
+        is still there. A save that nobody waits for comes all the same, until another begins.
 
         Raises:
             DamageError: the log is damaged.
-            SnapshotError: the folder cannot be written, or the disk gives no answer in time; the
-                snapshot before is still there.
         """
+        save = self._wanted = object()
+        write = partial(self._write, save, header, state)
+        if log is not None:
+            self._under_way = log.when_written(write)
+        else:
+            written = self._disk.submit(write, header.log_offset)
+            self._under_way = partial(answer, written, timeout_s=STALL_TIMEOUT_S)
+        return partial(self._await, save, self._under_way)
+
+    def _await(self, save: object, wait: Callable[[], None]) -> None:
+        try:
+            wait()
+        except OSError as error:
+            raise SnapshotError(
+                f"cannot write the snapshot {self.folder} ({error.strerror}), the one before it is "
+                f"kept; {remedy(error)}"
+            ) from error
+        finally:
+            if self._wanted is save:
+                self._wanted = self._under_way = None
+
+    def _write(self, save: object, header: SnapshotHeader, state: object, log_offset: int) -> None:
+        """On the disk's thread."""
         tensors: dict[int, _Known] = {}
         new: dict[str, bytes] = {}
         rules = _rules(Leaf(lower=partial(self._lower, tensors, new), lift=_refuse_lift))
@@ -103,26 +137,10 @@ class SnapshotStore:
             known.digest: partial(_bytes_to_write, known.tensor, new.get(known.digest))
             for known in tensors.values()
         }
-        save = self._wanted = object()
-
-        def write(log_offset: int = header.log_offset) -> None:
-            packed_header = self._headers.encode(replace(header, log_offset=log_offset))
-            packed = b"".join((_MAP_OF_2, _HEADER, packed_header, _STATE, packed_state))
-            content = _checksum(packed) + packed
-            self._files.write(content, named, is_wanted=lambda: save is self._wanted)
-
-        try:
-            if log is None:
-                answer(self._disk.submit(write), timeout_s=STALL_TIMEOUT_S)
-            else:
-                log.when_written(write)
-        except OSError as error:
-            raise SnapshotError(
-                f"cannot write the snapshot {self.folder} ({error.strerror}), the one before it is "
-                f"kept; {remedy(error)}"
-            ) from error
-        finally:
-            self._wanted = None
+        packed_header = self._headers.encode(replace(header, log_offset=log_offset))
+        packed = b"".join((_MAP_OF_2, _HEADER, packed_header, _STATE, packed_state))
+        content = _checksum(packed) + packed
+        self._files.write(content, named, is_wanted=lambda: save is self._wanted)
         self._saved = tensors
 
     def load(self, kind: type[State]) -> tuple[SnapshotHeader, State] | None:
@@ -158,12 +176,22 @@ class SnapshotStore:
         except (ContractError, KeyError, TypeError) as error:
             raise self._foreign(error) from error
 
+    def close(self) -> None:
+        """A save that is under way, because its disk gives no answer, changes nothing any more."""
+        self._wanted = None
+
     def clear(self) -> None:
         """Remove the snapshot, its states first: there is nothing to resume. Foreign files stay.
+
+        Waits for a save that nobody has waited for, `STALL_TIMEOUT_S` at most.
 
         Raises:
             SnapshotError: a file cannot be removed.
         """
+        under_way, self._wanted, self._under_way = self._under_way, None, None
+        if under_way is not None:
+            with suppress(OSError):
+                under_way()
         try:
             self._files.clear()
             self._saved = {}

@@ -14,8 +14,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from weakref import WeakMethod
 
@@ -34,7 +36,7 @@ from scope_contracts.log_records import (
     Retracted,
     Segment,
 )
-from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer
+from scope_rt.disk import STALL_TIMEOUT_S, DaemonExecutor, StallError, answer, complete
 from scope_rt.faults import FaultPoint, Faults, NoFaults
 from scope_rt.record.log_check import LogCheck
 from scope_rt.record.log_disk import begin_log, cut_off, open_log, resume_log, write_at
@@ -53,6 +55,14 @@ class _Appended:
     record: Record
     blob: bytes
     data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """What is called once the records before it are written, and before any after it."""
+
+    call: Callable[[int], None]
+    future: Future[None]
 
 
 class StreamLog:
@@ -91,7 +101,7 @@ class StreamLog:
         self._chunk_index = -1
         self._lock = threading.Lock()
         self._num_appended = self._num_written = 0
-        self._appended: list[_Appended] = []
+        self._appended: list[_Appended | _Call] = []
         self._is_asked_to_write = False
         """The thread is awake or will be, and has not taken what was appended."""
         self._waiting: deque[tuple[int, threading.Lock]] = deque()
@@ -181,20 +191,26 @@ class StreamLog:
         if not written.acquire(timeout=STALL_TIMEOUT_S):
             self._fail(_reason(StallError(STALL_TIMEOUT_S)))
 
-    def when_written(self, call: Callable[[int], None]) -> None:
-        """Call `call` with `offset` once all that was appended is written, and return after it: one
-        wait for both, as the thread that writes calls it. Not where the log has failed by then, nor
-        once it is closed.
+    def when_written(self, call: Callable[[int], None]) -> Callable[[], None]:
+        """Have the thread that writes call `call` with the log's end, once all that was appended so
+        far is written, and nothing later: not where the log has failed by then, nor once it is
+        closed.
 
-        Blocks for at most `STALL_TIMEOUT_S`. Raises `DamageError` as `offset`, what `call` raises,
-        and `StallError` where that gets no answer from its disk; the log ends then, too.
+        Returns at once what waits for that: it blocks for at most `STALL_TIMEOUT_S`, and raises
+        what `call` raises, and `StallError` where that gets no answer from its disk; the log ends
+        then, too. Raises `DamageError` as `offset`.
         """
         if self._check is not None:
             self._check.raise_damage()
         if self._file is None:
-            return  # the thread has ended, and would never answer
-        self.write_soon()
-        called = self._disk.submit(self._call_at_end, call)
+            return _allow  # the thread has ended, and would never answer
+        called = Future[None]()
+        with self._lock:
+            self._appended.append(_Call(call, called))
+            self._ask_to_write()
+        return partial(self._await_call, called)
+
+    def _await_call(self, called: Future[None]) -> None:
         try:
             answer(called, timeout_s=STALL_TIMEOUT_S)
         except StallError as error:
@@ -249,6 +265,19 @@ class StreamLog:
         with self._lock:
             appended, self._appended = self._appended, []
             self._is_asked_to_write = False
+        records: list[_Appended] = []
+        for each in appended:
+            if isinstance(each, _Appended):
+                records.append(each)
+                continue
+            self._write_records(records)
+            complete(each.future, partial(self._call_at_end, each.call))
+            records = []
+        self._write_records(records)
+
+    def _write_records(self, appended: list[_Appended]) -> None:
+        if not appended:
+            return
         try:
             self._write_in_order(appended)
         except Exception as error:  # noqa: BLE001 - a bug of ours: no record may be missing unsaid

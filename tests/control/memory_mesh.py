@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 
 import torch
@@ -154,9 +155,8 @@ class MemoryLog:
 
     def write_soon(self) -> None: ...
 
-    def when_written(self, call: Callable[[int], None]) -> None:
-        if self.failure is None:
-            call(self.offset)
+    def when_written(self, call: Callable[[int], None]) -> Callable[[], None]:
+        return partial(call, self.offset) if self.failure is None else lambda: None
 
     def close(self) -> None: ...
 
@@ -167,8 +167,9 @@ class MemoryResumePoints:
 
     saved: list[tuple[ResumePoint, int]] = field(default_factory=list)
 
-    def save(self, point: ResumePoint, *, log: Log) -> None:
+    def begin(self, point: ResumePoint, *, log: Log) -> Callable[[], None]:
         self.saved.append((point, log.offset))
+        return lambda: None
 
     @property
     def newest(self) -> ResumePoint:

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from scope_rt.control.inbox import Ack, Conditioning, Directive, Receipt, Schedu
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.record.log import Log
 from scope_rt.record.snapshot import SnapshotStore
 from tests.control.memory_mesh import (
     CUT,
     FIELD,
+    FieldDecoder,
     MemoryLog,
     MemoryMesh,
     MemoryResumePoints,
@@ -208,7 +210,7 @@ def test_after_a_resume_point_that_could_not_be_saved_another_stream_can_begin(
     stream = loop.run(8)
     next(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(points, "save", refuse)
+        patch.setattr(points, "begin", lambda point, log: refuse)
         with pytest.raises(SnapshotError, match="the disk is full"):
             next(stream)
     loop.inbox.post(CUT)
@@ -216,12 +218,37 @@ def test_after_a_resume_point_that_could_not_be_saved_another_stream_can_begin(
     assert [(chunk.chunk_index, chunk.cache_epoch) for chunk in loop.run(2)] == [(2, 1), (3, 1)]
 
 
-def test_a_resume_point_belongs_to_the_log_s_end_when_it_was_saved() -> None:
+def test_a_chunk_s_resume_point_belongs_to_the_log_s_end_before_its_own_record() -> None:
     points, log = MemoryResumePoints(), MemoryLog()
     for chunk in loop_over(MemoryMesh(), max_in_flight=2, resume_points=points, log=log).run(4):
-        assert points.saved[-1][1] == log.offset
-        finished = [r.chunk_index for r in log.records if isinstance(r, Finished)]
-        assert finished[-1] == chunk.chunk_index == points.newest.pending[-1].envelope.chunk_index
+        index = chunk.chunk_index
+        assert points.newest.pending[-1].envelope.chunk_index == index
+        before, after = log.records[: points.saved[-1][1]], log.records[points.saved[-1][1] :]
+        assert [r.chunk_index for r in before if isinstance(r, Finished)] == list(range(index))
+        assert [type(r) for r in after] == [Finished]
+
+
+def test_a_resume_point_is_on_its_way_while_its_chunk_is_decoded_and_there_before_it_is_shown() -> (
+    None
+):
+    events: list[str] = []
+
+    class Slow(MemoryResumePoints):
+        def begin(self, point: ResumePoint, *, log: Log) -> Callable[[], None]:
+            events.append("begin")
+            return lambda: events.append("there")
+
+    class Decoder(FieldDecoder):
+        def decode(self, latents_BFCHW: Tensor) -> Tensor:
+            events.append("decode")
+            return super().decode(latents_BFCHW)
+
+    loop = loop_over(MemoryMesh(), max_in_flight=1, resume_points=Slow())
+    loop._decoding._decoder = Decoder()
+    for _ in loop.run(2):
+        events.append("shown")
+    # The first save is of the prompt, which is acknowledged then.
+    assert events == ["begin", "there"] + 2 * ["begin", "decode", "there", "shown"]
 
 
 def test_the_tail_of_a_long_stream_stays_short() -> None:

@@ -23,11 +23,12 @@ class FailingLog(NullLog):
     def fill(self) -> None:
         self._is_full, self.failure = True, None if self._in_save else "full"
 
-    def when_written(self, call: Callable[[int], None]) -> None:
+    def when_written(self, call: Callable[[int], None]) -> Callable[[], None]:
         if self._is_full:
             self.failure = "full"
         else:
             call(self.offset)
+        return lambda: None
 
 
 def before(chunk: int) -> ResumePoint:
@@ -61,10 +62,10 @@ def test_where_the_log_has_failed_only_a_point_that_leads_no_further_is_saved(
     """`led_to`: where the snapshot leads after each save."""
     store, log = SnapshotStore(tmp_path / "snapshot"), FailingLog(in_save=in_save)
     points = SavedResumePoints(store=store, log=tmp_path / "log", run_id="", identity=())
-    points.save(before(5), log=log)
+    points.begin(before(5), log=log)()
     log.fill()
     for chunk, want in led_to.items():
-        points.save(before(chunk), log=log)
+        points.begin(before(chunk), log=log)()
         header = store.header()
         assert header is not None
         assert (header.next_chunk_index, header.log_offset) == (want, log.offset)

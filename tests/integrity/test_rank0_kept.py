@@ -1,6 +1,7 @@
 """What rank0 keeps of a stream, to rebuild a cache or to resume, is what arrived."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 from scope_contracts.errors import IntegrityError, UserInputError
 from scope_rt.checks import Checks
 from scope_rt.config import StreamConfig
+from scope_rt.control import saving
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.context import ContextMemory
 from scope_rt.control.scheduled_event import ScheduledEvent
+from scope_rt.control.tail import TailChunk
 from scope_rt.faults import FaultPoint
 from scope_rt.session import StreamSession
 from tests.integrity.rank0_streams import AT, UNTOUCHED, WITHIN, nothing, pixels, shown_with
@@ -76,14 +79,42 @@ def test_a_recompute_model_recomputes_from_what_arrived(tmp_path: Path, mode: st
     assert len(shown) == AT
 
 
-@pytest.mark.parametrize("records", [True, False], ids=["recording", "snapshot"])
-def test_latents_that_are_kept_are_those_that_were_shown(tmp_path: Path, records: bool) -> None:
+def spoil_tail(patch: pytest.MonkeyPatch) -> None:
+    """The copy of a chunk's latents that is saved changes before that."""
+    numbers = count()
+
+    def spoiled(**fields: Any) -> TailChunk:
+        if next(numbers) == AT:
+            fields["latents"].add_(1e-3)
+        return TailChunk(**fields)
+
+    patch.setattr(saving, "TailChunk", spoiled)
+
+
+@pytest.mark.parametrize(
+    ("what", "records", "spoils"),
+    [
+        ("latents for the recording changed", True, Spoiled()),
+        ("latents for the resume point changed", False, None),
+        ("hands out latents_sha256", False, Spoiled()),
+    ],
+    ids=["recording", "snapshot", "after it was saved"],
+)
+def test_latents_that_are_kept_are_those_that_were_shown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    records: bool,
+    spoils: Spoiled | None,
+) -> None:
     files: dict[str, Any] = {"log": tmp_path / "log", "snapshot": tmp_path / "snapshot"}
     files["record_latents"] = records
-    what = "the recording" if records else "the resume point"
     shown: list[Chunk] = []
-    with pytest.raises(IntegrityError, match=f"chunk {AT}: rank 0: latents for {what} changed"):
-        shown_with(Spoiled(), shown=shown, **files)
+    with monkeypatch.context() as patch:
+        if spoils is None:
+            spoil_tail(patch)
+        with pytest.raises(IntegrityError, match=f"chunk {AT}: rank 0: {what}"):
+            shown_with(spoils or UNTOUCHED, shown=shown, **files)
     assert len(shown) == AT
     with StreamSession(
         StreamConfig.of(tiny_folder(), resume=True, verify_within=WITHIN, **files)
@@ -93,10 +124,14 @@ def test_latents_that_are_kept_are_those_that_were_shown(tmp_path: Path, records
     assert [chunk.chunk_index for chunk in again] == list(range(first or 0, AT + 3))
 
 
-def test_a_snapshot_of_latents_that_had_changed_is_not_resumed(tmp_path: Path) -> None:
+def test_a_snapshot_of_latents_that_had_changed_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files: dict[str, Any] = {"log": tmp_path / "log", "snapshot": tmp_path / "snapshot"}
-    off = replace(Checks(), kept=nothing, emitted=nothing)
-    shown_with(Spoiled(), checks=off, num_chunks=AT + 1, **files)
+    with monkeypatch.context() as patch:
+        spoil_tail(patch)
+        off = replace(Checks(), kept=nothing)
+        shown_with(UNTOUCHED, checks=off, num_chunks=AT + 1, **files)
     with pytest.raises(UserInputError, match="latents that were damaged before they were saved"):
         StreamSession(StreamConfig.of(tiny_folder(), resume=True, **files))
 

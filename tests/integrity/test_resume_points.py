@@ -1,20 +1,38 @@
 """A resume point that is not of its log is not resumed."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scope_contracts.errors import UserInputError
+from scope_contracts.log_file import LogReader
+from scope_contracts.log_records import Finished
 from scope_rt.control.inbox import Conditioning
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.record.log import Log
-from tests.integrity.resumed_streams import AT, LOST, broken, continued
+from scope_rt.record.reader import read_history
+from scope_rt.record.snapshot import SnapshotStore
+from scope_rt.session import StreamSession
+from tests.integrity.corruption import PROMPT
+from tests.integrity.resumed_streams import (
+    AT,
+    LOST,
+    NEW_PROMPT,
+    NUM_CHUNKS,
+    as_shown,
+    broken,
+    clean,
+    continued,
+    settings_in,
+)
 
 SOFTLY = TransitionSpec(num_chunks=4, method=Interpolation.LERP, bias_floor=0.5)
 EVENTS = [
@@ -75,13 +93,13 @@ def test_a_point_that_changed_before_it_was_saved_is_refused(
     change: Callable[[ResumePoint], ResumePoint],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    save = SavedResumePoints.save
+    begin = SavedResumePoints.begin
 
-    def changed(self: SavedResumePoints, point: ResumePoint, *, log: Log) -> None:
+    def changed(self: SavedResumePoints, point: ResumePoint, *, log: Log) -> Callable[[], None]:
         is_last = point.counts.next_chunk_index == AT
-        save(self, change(point) if is_last else point, log=log)
+        return begin(self, change(point) if is_last else point, log=log)
 
-    monkeypatch.setattr(SavedResumePoints, "save", changed)
+    monkeypatch.setattr(SavedResumePoints, "begin", changed)
     shown, _ = broken(tmp_path, LOST, events=EVENTS)
     with pytest.raises(UserInputError, match=f"is not of the stream in .* \\({what}: saved is"):
         continued(tmp_path, shown)
@@ -92,3 +110,33 @@ def test_a_point_in_a_transition_is_resumed(tmp_path: Path) -> None:
     stream, first = continued(tmp_path, shown)
     assert first == AT
     assert [chunk.chunk_index for chunk in stream] == list(range(len(stream)))
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_a_chunk_that_was_saved_and_not_logged_is_logged_by_who_resumes(
+    tmp_path: Path, has_it: bool
+) -> None:
+    """A kill came between its snapshot and its record, before or after the consumer had it."""
+    config = settings_in(tmp_path, record_latents=True)
+    with StreamSession(config) as session:
+        shown = list(session.stream(PROMPT, num_chunks=AT + 1, schedule=[NEW_PROMPT]))
+    header = SnapshotStore(tmp_path / "snapshot").header()
+    assert header is not None
+    os.truncate(tmp_path / "log", header.log_offset)
+    assert sorted(read_history(tmp_path / "log").finished) == list(range(AT))
+    shown = shown[: AT + has_it]
+    with StreamSession(config.with_settings(resume=True)) as session:
+        assert session.resumed_at_chunk == AT + 1
+        more = session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: len(shown))
+        shown += list(more)
+    rebuilt = clean(ScheduledEvent(chunk_index=AT + 1, recompute=True))
+    assert as_shown(shown) == as_shown(rebuilt)
+    logged = []
+    with open(tmp_path / "log", "rb") as file:
+        reader = LogReader(file)
+        for entry in reader:
+            if isinstance(record := entry.record, Finished):
+                blob = sha256(reader.blob(entry)).hexdigest()
+                logged.append((record.chunk_index, record.num_frames, record.latents_sha256, blob))
+    want = [(c.chunk_index, len(c.frames), c.latents_sha256, c.latents_sha256) for c in rebuilt]
+    assert logged == want

@@ -148,14 +148,15 @@ def test_a_snapshot_from_before_a_retraction_continues_before_what_was_retracted
     tmp_path: Path,
 ) -> None:
     """As after a kill between the record and the snapshot."""
-    real_save = SnapshotStore.save
+    real_begin = SnapshotStore.begin
     with pytest.MonkeyPatch.context() as patch:
 
-        def save(store: SnapshotStore, header: Any, state: Any, **log: Any) -> None:
+        def begin(store: SnapshotStore, header: Any, state: Any, **log: Any) -> Any:
             if header.next_chunk_index != 3 or not read_history(tmp_path / "log").retractions:
-                real_save(store, header, state, **log)
+                return real_begin(store, header, state, **log)
+            return lambda: None
 
-        patch.setattr(SnapshotStore, "save", save)
+        patch.setattr(SnapshotStore, "begin", begin)
         shown, error = broken(tmp_path, NAN)
     assert isinstance(error, IntegrityError)
     header = SnapshotStore(tmp_path / "snapshot").header()
