@@ -127,7 +127,7 @@ class _Bench:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profile:
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             self._next()
             wait(self._device)
         counts = {event.key: event.count for event in profile.key_averages()}
