@@ -14,7 +14,7 @@ from typing import Self
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError
-from scope_contracts.parity import ScalarDigest
+from scope_lab.fuzz.seeds import DIGEST
 from scope_rt.config import StreamConfig
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.mesh.heartbeat import BEATS_PER_BOUND, Heartbeat
@@ -27,22 +27,6 @@ from scope_runners.launcher import launch
 TOPOLOGY = Topology(plan_id=PlanId.TP_V1_1, tp_degree=2)
 _COMPARISONS = 300
 _BOUND_S, _LISTEN_S = 10.0, 3.0
-_DIGEST = ScalarDigest(
-    call_id=1000,
-    chunk_index=1000,
-    cache_epoch=3,
-    current_start_frame=3000,
-    init_cache=False,
-    reset_crossattn_cache=False,
-    do_kv_recompute=False,
-    clean_pass=True,
-    num_denoise_steps=4,
-    denoising_step_list=(1000.0, 937.5, 833.3, 625.0),
-    kv_cache_attention_bias=1.0,
-    base_seed=0,
-    global_end_index=48000,
-    local_end_index=144,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +81,7 @@ def _compare_s(check: PeerCheck) -> float:
     seconds = []
     for _ in range(_COMPARISONS):
         start_s = time.perf_counter()
-        check.before(_DIGEST.chunk_index, lambda: _DIGEST)
+        check.before(DIGEST.chunk_index, lambda: DIGEST)
         seconds.append(time.perf_counter() - start_s)
     return statistics.median(seconds)
 

@@ -1,10 +1,14 @@
 """What cannot be used, a length, a seed or a folder, is refused before anything starts."""
 
 import argparse
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from scope_contracts.errors import UserInputError
 
+Choice = TypeVar("Choice", bound=StrEnum)
 MOST = 1e6
 """Of seconds or minutes: beyond it clocks overflow, and schedules fill the memory."""
 
@@ -32,6 +36,18 @@ def seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
     return int(text)
+
+
+def one_of(choices: Iterable[Choice]) -> Callable[[str], Choice]:
+    """An argument type: the member of an enum that is written so."""
+    by_name = {str(choice): choice for choice in choices}
+
+    def read(text: str) -> Choice:
+        if text not in by_name:
+            raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(by_name)}")
+        return by_name[text]
+
+    return read
 
 
 def fresh_folder(path: Path, *, otherwise: str = "") -> Path:

@@ -11,12 +11,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from scope_contracts.cache_spec import CacheKind
-from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.config import StreamConfig
 from scope_rt.config_values import read_toml
-from scope_rt.topology import RUNNABLE
+from scope_rt.topology import RUNNABLE, plan_named
 from scope_runners.arguments import positive, seed
 from scope_runners.command_parser import CommandParser
 from scope_runners.parts import add_parts_argument
@@ -152,7 +151,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         help="settings for whatever is not given here or in the environment",
     )
     add("--seed", type=seed, help="equal seeds give equal videos (default 0)")
-    add("--plan", type=_plan, help=f"one of {', '.join(RUNNABLE)} (default single)")
+    add("--plan", type=plan_named, help=f"one of {', '.join(RUNNABLE)} (default single)")
     add(
         "--tp",
         type=positive,
@@ -313,11 +312,3 @@ def _timed_prompt(text: str) -> TimedPrompt:
             f'{text!r} is not TIME:PROMPT; write such as 6s:"a green square"'
         )
     return TimedPrompt(_time(time), prompt)
-
-
-def _plan(text: str) -> PlanId:
-    if text not in RUNNABLE:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is unknown; choose one of {', '.join(RUNNABLE)}"
-        )
-    return PlanId(text)

@@ -10,25 +10,11 @@ import pytest
 from scope_contracts import ScalarDigest, SlowRankError
 from scope_contracts.arithmetic import ReducedSum
 from scope_contracts.errors import IntegrityError, ParityError
+from scope_lab.fuzz import seeds
 from scope_rt.integrity.evidence import RankEvidence, encode_evidence
 from scope_rt.mesh.peer_check import FEWEST_REMEMBERED, PeerCheck, PeerReport
 
-DIGEST = ScalarDigest(
-    call_id=0,
-    chunk_index=7,
-    cache_epoch=0,
-    current_start_frame=0,
-    init_cache=False,
-    reset_crossattn_cache=False,
-    do_kv_recompute=False,
-    clean_pass=True,
-    num_denoise_steps=1,
-    denoising_step_list=(1000.0,),
-    kv_cache_attention_bias=1.0,
-    base_seed=0,
-    global_end_index=0,
-    local_end_index=0,
-)
+DIGEST = replace(seeds.DIGEST, chunk_index=7)
 
 
 def check(*, peer_ms: float | None) -> PeerCheck:

@@ -8,7 +8,7 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.row_storage import BLOCK_SIZE, PREFILL_CHUNK
 from scope_rt.lm.specs.state_format import StateFormat
-from scope_runners.arguments import positive
+from scope_runners.arguments import one_of, positive
 from scope_runners.parts import add_parts_argument
 from scope_runners.plan_memory.gpus import GPUS
 from scope_runners.plan_memory.presets import PRESETS
@@ -35,7 +35,7 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=_size, default=1, help="sequences, or streams (default 1)")
     add(
         "--dtype",
-        type=_dtype,
+        type=one_of((DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)),
         help=f"of weights and rows (default: {STREAM_DTYPE}, as of `scope-rt stream`; for language "
         "models bfloat16)",
     )
@@ -61,7 +61,7 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_video_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("video models; frames are latent frames").add_argument
-    add("--plan", type=_plan, help=f"one of {', '.join(PlanId)} (default single)")
+    add("--plan", type=one_of(PlanId), help=f"one of {', '.join(PlanId)} (default single)")
     add("--height", type=_size, help="pixels (default: the model's own)")
     add("--width", type=_size, help="pixels (default: the model's own)")
     add("--window", type=_part, help="frames a chunk sees, itself included")
@@ -69,7 +69,7 @@ def _add_video_arguments(parser: argparse.ArgumentParser) -> None:
     add("--block", type=_part, help="frames of a chunk")
     add(
         "--integrity",
-        type=_level,
+        type=one_of(IntegrityLevel),
         metavar="LEVEL",
         help=f"one of {', '.join(IntegrityLevel)} (default {IntegrityLevel.DEFAULT})",
     )
@@ -153,25 +153,6 @@ def _gib(text: str) -> int:
     if not 0 < size < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of GiB")
     return int(size * _GIB)
-
-
-def _dtype(text: str) -> DType:
-    floating = [DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16]
-    if text not in floating:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(floating)}")
-    return DType(text)
-
-
-def _plan(text: str) -> PlanId:
-    if text not in list(PlanId):
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(PlanId)}")
-    return PlanId(text)
-
-
-def _level(text: str) -> IntegrityLevel:
-    if text not in list(IntegrityLevel):
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(IntegrityLevel)}")
-    return IntegrityLevel(text)
 
 
 def _mamba2(text: str) -> StateFormat:

@@ -16,6 +16,7 @@ from scope_runners.plan_memory.plan import (
     Option,
     RankMemory,
 )
+from scope_runners.wording import counted
 
 _LEAST_TOKENS = 256
 """The advice never goes below: shorter sequences, or fewer rows of them, serve nobody."""
@@ -87,13 +88,13 @@ class ServingRequirement:
         return 0 if keys is None else keys.shard(self.tp).bytes_per_row
 
     def _where(self) -> str:
-        return f"{_count(self.num_domains, 'model')} x {_count(self.domain.batch, 'sequence')}"
+        return f"{counted(self.num_domains, 'model')} x {counted(self.domain.batch, 'sequence')}"
 
     def _weights(self) -> MemoryLine:
         return MemoryLine(
             name="weights",
             num_bytes=self.num_domains * self.weights_bytes // self.tp,
-            because=f"{_count(self.num_domains, 'model')}, shared by {_count(self.tp, 'rank')}"
+            because=f"{counted(self.num_domains, 'model')}, shared by {counted(self.tp, 'rank')}"
             if self.weights_bytes
             else "not known: give --weights-gib, or a folder with weights",
             is_estimate=self.tp > 1,
@@ -137,7 +138,7 @@ class ServingRequirement:
         yield MemoryLine(
             name="new states of a span",
             num_bytes=self.domain.span_bytes(self.tp),
-            because=f"{_count(self.domain.batch, 'sequence')} of one model at a time, beside the "
+            because=f"{counted(self.domain.batch, 'sequence')} of one model at a time, beside the "
             "old ones until the span ends",
         )
 
@@ -150,7 +151,7 @@ class ServingRequirement:
             yield MemoryLine(
                 name="view of one layer",
                 num_bytes=self.domain.batch * num_bytes,
-                because=f"{_count(self.domain.batch, 'sequence')} x {what}",
+                because=f"{counted(self.domain.batch, 'sequence')} x {what}",
                 is_estimate=True,
             )
 
@@ -167,7 +168,7 @@ class ServingRequirement:
         yield MemoryLine(
             name="attention mask",
             num_bytes=self.domain.batch * fed * a_token,
-            because=f"{_count(self.domain.batch, 'sequence')} x {fed:,} tokens at once x "
+            because=f"{counted(self.domain.batch, 'sequence')} x {fed:,} tokens at once x "
             f"{a_token:,} B for {tokens:,} tokens seen",
             is_estimate=True,
         )
@@ -193,7 +194,7 @@ class ServingRequirement:
         yield MemoryLine(
             name=name,
             num_bytes=self.domain.batch * heads * fed * seen * each,
-            because=f"{_count(self.domain.batch, 'sequence')} x {_count(heads, 'head')} x "
+            because=f"{counted(self.domain.batch, 'sequence')} x {counted(heads, 'head')} x "
             f"{fed:,} tokens at once x {seen:,} rows x {each} B",
             is_estimate=True,
         )
@@ -266,7 +267,3 @@ class ServingRequirement:
             values=range(self.domain.batch - 1, 0, -1),
             changed_to=lambda batch: replace(self, domain=replace(self.domain, batch=batch)),
         )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
