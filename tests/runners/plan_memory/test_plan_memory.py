@@ -20,14 +20,10 @@ from scope_rt.lm.cache.paged_store import PagedStore, num_blocks_in
 from scope_rt.lm.decode_loop import DecodeLoop
 from scope_rt.lm.specs.row_storage import PREFILL_CHUNK, Paged
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_runners.command_parser import CommandParser
 from scope_runners.main import main
 from scope_runners.plan_memory import presets
-from scope_runners.plan_memory.arguments import add_plan_memory_arguments
-from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.serving import ServingRequirement
-from scope_runners.plan_memory.video import VideoRequirement
-from tests.runners.plan_memory.plan_requests import required
+from tests.runners.plan_memory.plan_requests import required, required_of_video
 
 CPU = torch.device("cpu")
 
@@ -94,11 +90,7 @@ def test_a_video_caches_figures(
 
 @pytest.mark.parametrize("kind", ["ring", "quantized:int8", "h2o", "paged", "hierarchical"])
 def test_what_is_planned_for_the_embedded_model_is_what_is_allocated(kind: str) -> None:
-    parser = CommandParser()
-    add_plan_memory_arguments(parser)
-    typed = ["--model", EMBEDDED, "--kv-cache", kind]
-    requirement = MemoryRequest.from_arguments(parser.parse_args(typed)).requirement
-    assert isinstance(requirement, VideoRequirement)
+    requirement = required_of_video(f"--model {EMBEDDED} --kv-cache {kind}")
     choice = CacheChoice.named(kind)
     assert (requirement.spec.kind, requirement.spec.codec) == (choice.kind, choice.codec)
     plan, cache = requirement.plan(), open_frame_cache(requirement.spec, device=CPU)
@@ -108,31 +100,6 @@ def test_what_is_planned_for_the_embedded_model_is_what_is_allocated(kind: str) 
     assert plan.bytes_of("weights") == sum(p.nbytes for p in model.parameters())
     text = model.text_kv(folder.text_encoder()(["a red circle"])[:, None])
     assert plan.bytes_of("text keys and values") == sum(t.k.nbytes + t.v.nbytes for t in text)
-
-
-def test_states_of_layers_that_do_not_attend_are_a_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = "--model mla-52 --mamba2 48x128x128x8x4 --length"
-    sizes = {planned(f"{given} {n}", capsys)["recurrent states"] for n in (100, 10_000)}
-    assert sizes == {39 * 2 * ((48 * 128 + 2 * 8 * 128) * 3 + 48 * 128 * 128)}
-
-
-def test_states_are_shared_by_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    given = "--model mla-52 --mamba2 48x128x128x8x4 --tp"
-    one, four = (planned(f"{given} {tp}", capsys)["recurrent states"] for tp in (1, 4))
-    assert one == 4 * four
-
-
-def test_states_that_were_not_given_are_a_line_that_says_so(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    main(["plan-memory", "--model", "mla-52", "--json"])
-    lines = json.loads(capsys.readouterr().out)["ranks"][0]["lines"]
-    (line,) = [line for line in lines if line["name"] == "recurrent states"]
-    assert line["estimate"]
-    assert not line["known"]
-    assert line["because"] == "not known: 39 layers do not attend; give --mamba2"
 
 
 HYBRID = {

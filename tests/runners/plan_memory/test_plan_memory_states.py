@@ -54,9 +54,22 @@ def test_new_states_are_those_of_one_model_at_a_time(models: int) -> None:
     assert domains.span_bytes == new
 
 
-def test_states_that_were_not_given_have_no_line_of_their_own_span() -> None:
-    requirement = required("--model mla-52")
-    assert [line.name for line in requirement.plan().lines].count("new states of a span") == 0
+def test_states_of_layers_that_do_not_attend_are_a_line_of_any_length() -> None:
+    given = "--model mla-52 --mamba2 48x128x128x8x4 --length"
+    sizes = {required(f"{given} {n}").plan().bytes_of("recurrent states") for n in (100, 10_000)}
+    assert sizes == {39 * 2 * ((48 * 128 + 2 * 8 * 128) * 3 + 48 * 128 * 128)}
+
+
+def test_states_are_shared_by_the_ranks() -> None:
+    given = "--model mla-52 --mamba2 48x128x128x8x4 --tp"
+    one, four = (required(f"{given} {tp}").plan().bytes_of("recurrent states") for tp in (1, 4))
+    assert one == 4 * four
+
+
+def test_states_that_were_not_given_are_a_line_that_says_so_and_none_of_their_span() -> None:
+    (line,) = (line for line in required("--model mla-52").plan().lines if "states" in line.name)
+    assert (line.name, line.is_estimate, line.is_known) == ("recurrent states", True, False)
+    assert line.because == "not known: 39 layers do not attend; give --mamba2"
 
 
 def test_the_peak_of_the_benchmarks_domains_is_what_is_planned_for_models_side_by_side() -> None:
