@@ -8,11 +8,8 @@ compares the tokens too, back to where both chains are one object.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import msgpack
-
-from scope_contracts.errors import UserInputError, mismatch
 
 Digest = Callable[[bytes], bytes]
 
@@ -34,39 +31,24 @@ class SharingScope:
     """Keeps tenants apart that must not learn from timing what others asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attachment:
-    """An image or other input whose embeddings stand at `num_tokens` placeholders from `start`.
-
-    For callers of `PagedStore.keys` whose models take such inputs; the decode loop feeds tokens
-    only and has none.
-    """
-
-    start: int
-    num_tokens: int
-    content: bytes
-    """Hash of the input; placeholder tokens are the same for every image."""
-
-
 class BlockKey:
     """The content of one full block and of everything before it."""
 
-    __slots__ = ("digest", "extras", "parent", "scope", "tokens")
+    __slots__ = ("digest", "parent", "scope", "tokens")
 
     def __init__(
         self,
         scope: SharingScope,
         parent: "BlockKey | None",
         tokens: tuple[int, ...],
-        extras: tuple[tuple[int, int, bytes], ...] = (),
         *,
         digest: Digest = blake2b_16,
     ) -> None:
-        self.scope, self.parent, self.tokens, self.extras = scope, parent, tokens, extras
+        self.scope, self.parent, self.tokens = scope, parent, tokens
         before = (
             (scope.domain, scope.lora_revision, scope.salt) if parent is None else parent.digest
         )
-        content = msgpack.packb((before, tokens, extras), unicode_errors="surrogatepass")
+        content = msgpack.packb((before, tokens), unicode_errors="surrogatepass")
         self.digest: bytes = digest(content)
 
     def __hash__(self) -> int:
@@ -85,7 +67,7 @@ class BlockKey:
         return True
 
     def _own(self) -> tuple[object, ...]:
-        return self.digest, self.tokens, self.extras, self.scope
+        return self.digest, self.tokens, self.scope
 
 
 def block_keys(
@@ -93,32 +75,16 @@ def block_keys(
     *,
     block_size: int,
     scope: SharingScope,
-    attachments: Sequence[Attachment] = (),
     known: Sequence[BlockKey] = (),
     digest: Digest = blake2b_16,
 ) -> list[BlockKey]:
     """The keys of all full blocks of `tokens`; a rest that fills no block has none.
 
     `known` are the keys of the first blocks, made before; only the others are computed.
-
-    Raises:
-        UserInputError: attachments overlap or are out of order.
     """
-    for before, after in pairwise(attachments):
-        if before.start + before.num_tokens > after.start:
-            want = f"at least {before.start + before.num_tokens}"
-            raise UserInputError(
-                mismatch("attachment start", got=after.start, want=want, fix="sort them by start")
-            )
     keys = list(known)
     for start in range(len(keys) * block_size, len(tokens) - block_size + 1, block_size):
-        end = start + block_size
-        inside = tuple(
-            (item.start - start, item.num_tokens, item.content)
-            for item in attachments
-            if item.start < end and start < item.start + item.num_tokens
-        )
         parent = keys[-1] if keys else None
-        own = tuple(tokens[start:end])
-        keys.append(BlockKey(scope, parent, own, inside, digest=digest))
+        own = tuple(tokens[start : start + block_size])
+        keys.append(BlockKey(scope, parent, own, digest=digest))
     return keys

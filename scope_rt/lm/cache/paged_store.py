@@ -22,7 +22,7 @@ from scope_rt.kv_cache.block_pool import BlockPool
 from scope_rt.kv_cache.counters import CacheCounters
 from scope_rt.kv_cache.row_store import RowStore
 from scope_rt.lm.cache.backend_policy import DeviceTraits, choose_lane
-from scope_rt.lm.cache.block_key import Attachment, BlockKey, SharingScope, block_keys
+from scope_rt.lm.cache.block_key import BlockKey, SharingScope, block_keys
 from scope_rt.lm.cache.layer_map import AttnLayerMap
 from scope_rt.lm.cache.page_support import PageSupport
 from scope_rt.lm.cache.prefix_cache import PrefixCache, PrefixMatch, Table
@@ -129,21 +129,10 @@ class PagedStore:
         raise AssertionError("groups cover all slots")
 
     def keys(
-        self,
-        tokens: Sequence[int],
-        scope: SharingScope,
-        known: Sequence[BlockKey] = (),
-        *,
-        attachments: Sequence[Attachment] = (),
+        self, tokens: Sequence[int], scope: SharingScope, known: Sequence[BlockKey] = ()
     ) -> list[BlockKey]:
         """`block_keys` at this store's block size."""
-        return block_keys(
-            tokens,
-            block_size=self.block_size,
-            scope=scope,
-            attachments=attachments,
-            known=known,
-        )
+        return block_keys(tokens, block_size=self.block_size, scope=scope, known=known)
 
     def most_blocks(self, num_tokens: int, *, at_once: int) -> int:
         """Blocks that a sequence of `num_tokens` holds at most if it grows by up to `at_once`."""

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from scope_contracts.errors import CacheError
-from scope_rt.lm.cache.block_key import Attachment
 from scope_rt.lm.cache.page_support import FLASH_3
 from scope_rt.lm.cache.paged import PagedCache
 from scope_rt.lm.cache.paged_store import PagedStore
@@ -142,13 +141,3 @@ def test_blocks_that_a_fork_still_holds_make_no_room_when_they_leave_the_window(
         cache.extend([8])
     assert cache.block_table().tolist() == before
     assert [pool.references(block) for block in range(3)] == [2, 2, 0]
-
-
-def test_a_store_tells_images_behind_equal_placeholders_apart() -> None:
-    of = store()
-    cat, dog = (
-        of.keys([0] * 8, SCOPE, attachments=[Attachment(start=1, num_tokens=2, content=content)])
-        for content in (b"cat", b"dog")
-    )
-    assert cat != dog
-    assert cat != of.keys([0] * 8, SCOPE)

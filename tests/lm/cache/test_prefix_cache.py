@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scope_contracts.errors import UserInputError
 from scope_rt.kv_cache.block_pool import BlockPool
-from scope_rt.lm.cache.block_key import Attachment, BlockKey, SharingScope, block_keys
+from scope_rt.lm.cache.block_key import BlockKey, SharingScope, block_keys
 from scope_rt.lm.cache.prefix_cache import PrefixCache, PrefixMatch
 
 SIZE = 4
@@ -123,24 +122,6 @@ def test_keys_can_be_continued_as_tokens_come() -> None:
     assert block_keys(range(20), block_size=SIZE, scope=HOME, known=keys_of(range(9))) == keys_of(
         range(20)
     )
-
-
-def test_images_behind_equal_placeholders_are_told_apart() -> None:
-    def keys(content: bytes) -> list[BlockKey]:
-        image = Attachment(start=5, num_tokens=4, content=content)
-        return block_keys([0] * 16, block_size=SIZE, scope=HOME, attachments=[image])
-
-    cat, dog = keys(b"cat"), keys(b"dog")
-    assert [a == b for a, b in zip(cat, dog, strict=True)] == [True, False, False, False]
-    assert cat[1].extras == ((1, 4, b"cat"),)
-    assert cat[2].extras == ((-3, 4, b"cat"),)
-    assert cat[3].extras == ()
-
-
-def test_attachments_out_of_order_are_refused() -> None:
-    images = [Attachment(start=s, num_tokens=4, content=b"x") for s in (8, 2)]
-    with pytest.raises(UserInputError, match="sort them by start"):
-        block_keys([0] * 16, block_size=SIZE, scope=HOME, attachments=images)
 
 
 def test_a_window_needs_only_the_blocks_that_it_reaches() -> None:
