@@ -22,7 +22,7 @@ from scope_rt.integrity.audit_plan import Audit, CallPlan, CallTurns, audits_in_
 from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.block_sums import BlockSums
 from scope_rt.integrity.call_weights import BlockWeights
-from scope_rt.integrity.judgement import Held, judge, text_of
+from scope_rt.integrity.judgement import Compared, judge, text_of
 from scope_rt.integrity.oracle import BlockAudit
 from scope_rt.integrity.recorder import BlockRecorder
 from scope_rt.integrity.reduced_sums import reduced_sums_of
@@ -76,7 +76,7 @@ class ArithmeticCheck:
         self._num_waiting_bytes = 0
         self._fault = ""
         """Of the first block that did not compute what every block does."""
-        self._held: list[Held] = []
+        self._compared: list[Compared] = []
         self._sums: tuple[ReducedSum, ...] = ()
         self._blocks = [each for each in generator.model.blocks if isinstance(each, Block)]
         self._weights = BlockWeights(self._blocks)
@@ -123,16 +123,16 @@ class ArithmeticCheck:
         if recorder is None:
             self.abandon()
             return
-        self._hold()
-        held, fault, missed = self._held, self._fault, recorder.missed()
+        self._compare()
+        compared, fault, missed = self._compared, self._fault, recorder.missed()
         self.abandon()
         if fault:
             raise IntegrityError(fault)
-        for each in held:
+        for each in compared:
             judge(each, self._generator, self._checks, self._where)
         rows = self._rows()
         rows.check_past(recorder.first_shown.values(), self._where)
-        for each in held:
+        for each in compared:
             for record, changed in zip(each.records, each.past_rows_changed.tolist(), strict=True):
                 rows.check_count(self._where(record.audit), changed)
         if missed is not None:
@@ -149,14 +149,14 @@ class ArithmeticCheck:
         for given in recorder.last_given:
             audit = given.audit
             rows.check_kept(given, self._calls[audit.call], self._where(audit))
-        sums = [sums for each in held for sums in each.sums]
+        sums = [sums for each in compared for sums in each.sums]
         self._sums = tuple(one for each in sums for one in each.on_host())
 
     def abandon(self) -> None:
         """Watch nothing any more, as after a chunk that failed."""
         if self._recorder is not None:
             self._recorder.stop()
-        self._recorder, self._held, self._sums, self._fault = None, [], (), ""
+        self._recorder, self._compared, self._sums, self._fault = None, [], (), ""
         self._kept, self._num_kept_bytes = [], 0
         self._waiting, self._num_waiting_bytes = [], 0
 
@@ -186,7 +186,7 @@ class ArithmeticCheck:
         if self._num_kept_bytes > _MOST_KEPT_BYTES:
             self._sum_up()
         if self._num_waiting_bytes > _MOST_WAITING_BYTES:
-            self._hold()
+            self._compare()
 
     def _sum_up(self) -> None:
         """Take sums of what is kept, and let go of it."""
@@ -201,8 +201,8 @@ class ArithmeticCheck:
         self._num_waiting_bytes += sums.text_scores_RBHLN.nbytes
 
     @torch.inference_mode()
-    def _hold(self) -> None:
-        """Hold what waits against what it must be, and let go of what is large; waits for no
+    def _compare(self) -> None:
+        """Compare what waits with what it must be, and let go of what is large; waits for no
         device."""
         self._sum_up()
         made = self._generator.modulations
@@ -219,7 +219,7 @@ class ArithmeticCheck:
             is_right = ((got - want).abs_() <= bound).all()
             changed = self._rows().changed(records)
             reduced = reduced_sums_of(seen, self._rounding, self._generator.model.group.size)
-            self._held.append(Held(records, stages, is_right, changed, reduced))
+            self._compared.append(Compared(records, stages, is_right, changed, reduced))
             for record in records:
                 record.attended = None
         self._waiting, self._num_waiting_bytes = [], 0

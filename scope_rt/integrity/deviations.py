@@ -10,7 +10,7 @@ from scope_contracts.arithmetic import Deviation
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Comparison:
     """Hands `check` what is off; does nothing where all is right. Waits for the tensors' device."""
 
     check: Callable[[Deviation], None]

@@ -20,7 +20,7 @@ from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.audit_plan import CallPlan, CallTurns
-from scope_rt.integrity.deviations import Hold
+from scope_rt.integrity.deviations import Comparison
 from scope_rt.integrity.edge_reference import (
     Estimate,
     Projection,
@@ -139,7 +139,7 @@ class EdgeCheck:
         self._watch = None
 
     def end(self, latents: Tensor) -> None:
-        """Hold the chunk's noise, and what was watched, against what they must be.
+        """Compare the chunk's noise, and what was watched, with what they must be.
 
         `latents` are the chunk's, on the CPU.
 
@@ -184,8 +184,8 @@ class EdgeCheck:
         return f"chunk {self._envelope.chunk_index}, rank {self._rank}"
 
     @property
-    def _hold(self) -> Hold:
-        return Hold(self._checks.edges, self._where)
+    def _comparison(self) -> Comparison:
+        return Comparison(self._checks.edges, self._where)
 
     def _steps_in_turn(self) -> Sequence[int]:
         """Those whose noise is drawn again."""
@@ -199,13 +199,13 @@ class EdgeCheck:
         """The chunk's start and its re-noise are what this rank draws by itself."""
         if not self._own_noise:
             return
-        hold, drawn = Hold(self._checks.noise, self._where), self._generator.noise_drawn
+        comparison, drawn = Comparison(self._checks.noise, self._where), self._generator.noise_drawn
         num = len(self._envelope.denoising_step_list)
-        hold.count("re-noise drawn", got=len(drawn), want=num - 1)
+        comparison.count("re-noise drawn", got=len(drawn), want=num - 1)
         for step, own in self._own_noise.items():
             got = drawn[step - 1] if step else self._tensors[LATENTS_IN]
             name = f"noise before step {step}" if step else LATENTS_IN
-            hold.same(-1, name, got, own.to(got.dtype))
+            comparison.same(-1, name, got, own.to(got.dtype))
 
     def _check_kept(self, latents: Tensor) -> None:
         """The clean pass, whose rows later chunks see, is of the latents that are shown."""
@@ -213,7 +213,7 @@ class EdgeCheck:
         if seen is not None:
             shown = self._feedback(self._envelope.chunk_index, latents)
             last_call = self._envelope.expected_generator_calls - 1
-            self._hold.same(last_call, "input", seen, shown.to(seen.device))
+            self._comparison.same(last_call, "input", seen, shown.to(seen.device))
 
     def _check_given(self, timesteps: Sequence[float], steps: range, latents: Tensor) -> None:
         """Every call has the modulation of its timestep and the text in effect; calls that are no
@@ -224,22 +224,22 @@ class EdgeCheck:
         modulations = self._generator.modulations
         for index, (call, timestep) in enumerate(zip(self._calls, timesteps, strict=True)):
             if index in inputs:
-                self._hold.same(index, "input", call.x, inputs[index].to(call.x.device))
+                self._comparison.same(index, "input", call.x, inputs[index].to(call.x.device))
             made = modulations.get(timestep, call.modulation)  # `MadeState` counts them
             if call.modulation is not made:
                 name = f"modulation of timestep {timestep:g}"
-                self._hold.same(index, f"{name}, layers", call.modulation.layers, made.layers)
-                self._hold.same(index, f"{name}, head", call.modulation.head, made.head)
+                self._comparison.same(index, f"{name}, layers", call.modulation.layers, made.layers)
+                self._comparison.same(index, f"{name}, head", call.modulation.head, made.head)
             is_recompute = index < steps.start
             text = self._generator.text_of_recompute if is_recompute else self._generator.text
             if call.text is not text:
                 self._check_text(index, call.text, text)
 
     def _check_text(self, index: int, got: Sequence[TextKV], want: Sequence[TextKV]) -> None:
-        self._hold.count("layers of text K/V", got=len(got), want=len(want))
+        self._comparison.count("layers of text K/V", got=len(got), want=len(want))
         for layer, (mine, theirs) in enumerate(zip(got, want, strict=False)):
-            self._hold.same(index, f"text keys of layer {layer}", mine.k, theirs.k)
-            self._hold.same(index, f"text values of layer {layer}", mine.v, theirs.v)
+            self._comparison.same(index, f"text keys of layer {layer}", mine.k, theirs.k)
+            self._comparison.same(index, f"text values of layer {layer}", mine.v, theirs.v)
 
     def _check_rotations(self, indices: Sequence[int]) -> None:
         """Calls that share a table are looked at once."""
@@ -252,7 +252,7 @@ class EdgeCheck:
             if self._generator.positions is Positions.IN_WINDOW:  # the model turns nothing
                 want = Estimate(torch.ones_like(want.value) * torch.tensor((1.0, 0.0)), want.error)
             value, error = (each.to(got.device) for each in want)
-            self._hold.close([index], "rotations", got[None], value[None], error)
+            self._comparison.close([index], "rotations", got[None], value[None], error)
 
     def _check_patches(self, indices: Sequence[int]) -> None:
         if not indices:
@@ -260,7 +260,7 @@ class EdgeCheck:
         x = self._stacked(indices, lambda call: call.x).to(self._generator.model.dtype)
         want = self._patch.of(patches_of(x).double())
         got = self._stacked(indices, lambda call: call.entered)
-        self._hold.close(indices, "patch embedding", got, *want)
+        self._comparison.close(indices, "patch embedding", got, *want)
 
     def _check_head(self, indices: Sequence[int]) -> None:
         """Of steps: what the other calls' heads give is not used."""
@@ -272,7 +272,7 @@ class EdgeCheck:
         eps = self._generator.model.config.eps
         want = self._head.of_normed(left.flatten(1, -2), scale, shift, eps=eps)
         got = patches_of(self._stacked(indices, lambda call: call.flow))
-        self._hold.close(indices, "head", got.flatten(1, -2), *want)
+        self._comparison.close(indices, "head", got.flatten(1, -2), *want)
 
     def _check_step(self, index: int, step: int, latents: Tensor) -> None:
         """An Euler step and its noise make the next step's input, or the chunk."""
@@ -291,7 +291,7 @@ class EdgeCheck:
         )
         if got.dtype is not call.x.dtype:  # a chunk is handed over in the dtype of the stream
             error = error + 1.01 * Rounding.of(got.dtype).stored * value.abs().max()
-        self._hold.close([index], "step", got.to(call.x.device)[None], value, error)
+        self._comparison.close([index], "step", got.to(call.x.device)[None], value, error)
 
     def _sigma(self, step: int) -> float:
         return sigma_of(

@@ -17,7 +17,7 @@ from scope_rt.models.generator import ChunkGenerator
 WhereOf = Callable[[Audit, int | None], str]
 
 
-class Held(NamedTuple):
+class Compared(NamedTuple):
     """What some records came to; on their device until the chunk ends."""
 
     records: Sequence[BlockRecord]
@@ -27,7 +27,7 @@ class Held(NamedTuple):
     sums: list[ReducedSums]
 
 
-def judge(held: Held, generator: ChunkGenerator, checks: Checks, where_of: WhereOf) -> None:
+def judge(compared: Compared, generator: ChunkGenerator, checks: Checks, where_of: WhereOf) -> None:
     """The first stage of the first call and layer that is off is where the fault is: a NaN that
     a block gave equals nothing in the next one.
 
@@ -36,8 +36,8 @@ def judge(held: Held, generator: ChunkGenerator, checks: Checks, where_of: Where
     Raises:
         IntegrityError: naming the stage.
     """
-    stages = () if bool(held.is_right) else held.stages
-    for number, record in enumerate(held.records):
+    stages = () if bool(compared.is_right) else compared.stages
+    for number, record in enumerate(compared.records):
         _check_inputs(record, generator, checks, where_of(record.audit, None))
         for stage in stages:
             _check_stage(record, stage, number, checks, where_of)

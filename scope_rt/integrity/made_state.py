@@ -18,7 +18,7 @@ from scope_contracts.arithmetic import LAMBDA, ReducedSum
 from scope_contracts.envelope import CONDITIONING_EMBEDS, PPEnvelope
 from scope_contracts.integrity import suspect_from
 from scope_rt.checks import Checks
-from scope_rt.integrity.deviations import Hold
+from scope_rt.integrity.deviations import Comparison
 from scope_rt.integrity.edge_reference import timesteps_of
 from scope_rt.integrity.linear_sums import LinearSums, length
 from scope_rt.integrity.reduced_sums import ReducedPair
@@ -130,16 +130,16 @@ class MadeState:
         return tuple(self._reduced)
 
     @property
-    def _hold(self) -> Hold:
-        return Hold(self._checks.made, where=f"chunk {self._chunk}, rank {self._rank}")
+    def _comparison(self) -> Comparison:
+        return Comparison(self._checks.made, where=f"chunk {self._chunk}, rank {self._rank}")
 
     def _check_text(self) -> None:
         text = self._generator.text
         if self._new_text is None:
             if len(text) != len(self._text) or not all(map(is_, text, self._text)):
-                self._hold.count("text K/V made for the chunk", got=1, want=0)
+                self._comparison.count("text K/V made for the chunk", got=1, want=0)
             return
-        self._text, hold = tuple(text), self._hold
+        self._text, comparison = tuple(text), self._comparison
         products = self._text_watch.products
         self._count_products(products, 1)
         once = {name: found[0] for name, found in products.items() if found}
@@ -147,15 +147,15 @@ class MadeState:
             return
         embeds = self._new_text.to(self._generator.cache.device, self._generator.model.dtype)
         given = once["text in"].x
-        hold.same(-1, "conditioning_embeds", given, embeds.reshape(given.shape))
+        comparison.same(-1, "conditioning_embeds", given, embeds.reshape(given.shape))
         middle = _gelu(once["text in"].y.double(), self._rounding)
         self._check_close("GELU of the text", once["text out"].x, *middle)
         embedded = once["text out"].y
         for layer, made in enumerate(text):
             k, v = once[f"to_k of layer {layer}"], once[f"to_v of layer {layer}"]
             for given in (k.x, v.x):
-                hold.same(-1, f"text for layer {layer}", given, embedded)
-            hold.same(-1, f"text values of layer {layer}", made.v, v.y.view_as(made.v))
+                comparison.same(-1, f"text for layer {layer}", given, embedded)
+            comparison.same(-1, f"text values of layer {layer}", made.v, v.y.view_as(made.v))
             self._check_keys(layer, made.k, k.y)
         self._check_products(once)
 
@@ -184,7 +184,7 @@ class MadeState:
         others = [time for time, each in made.items() if self._modulations.get(time) is not each]
         if not (others or new):
             return
-        self._hold.count("modulations made for the chunk", got=len(others), want=len(new))
+        self._comparison.count("modulations made for the chunk", got=len(others), want=len(new))
         self._modulations = dict(made)
         products = self._time_watch.products
         self._count_products(products, len(new))
@@ -213,7 +213,7 @@ class MadeState:
 
     def _count_products(self, products: Mapping[str, Sequence[_Product]], want: int) -> None:
         for name, found in products.items():
-            self._hold.count(f"products of {name}", got=len(found), want=want)
+            self._comparison.count(f"products of {name}", got=len(found), want=want)
 
     def _check_products(self, products: Mapping[str, _Product]) -> None:
         for name, product in products.items():
@@ -226,7 +226,7 @@ class MadeState:
 
     def _check_close(self, stage: str, got: Tensor, want: Tensor, bound: Tensor) -> None:
         got = got.double()[None]
-        self._hold.close(
+        self._comparison.close(
             [-1], stage, got, want.reshape(got.shape), bound.expand_as(want).reshape(got.shape)
         )
 

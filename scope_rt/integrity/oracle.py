@@ -74,7 +74,7 @@ class BlockAudit:
         linear.append(_Product("to_out", seen.sums[Seen.ATTENTION], seen.lengths[Seen.ATTENTION]))
         linear += [self._after_norm("text to_q", h, 1), self._text()]
         linear += [self._after_norm("ffn up", h, 2), self._activated()]
-        products = self._held(linear)
+        products = self._linear_stages(linear)
         stream = seen.of.stream_RSKN[:, :, :NUM_SUMS]
         (first, second), (first_off, second_off) = (x.unbind(1) for x in self._added(stream))
         yield products[Seen.Q_PRODUCT]
@@ -123,7 +123,7 @@ class BlockAudit:
         error = (self._rounding.store + 2 * SHARED * self._rounding.work) * length[:, None]
         return _Product("ffn down", self._seen.of.activation_RKN, length, error)
 
-    def _held(self, products: Sequence[_Product]) -> dict[Seen, Stage]:
+    def _linear_stages(self, products: Sequence[_Product]) -> dict[Seen, Stage]:
         """Those of `LINEARS`, all at once."""
         seen, of = self._seen, self._seen.products
         got = torch.stack([seen.sums[what][:, :NUM_SUMS] for what in LINEARS], dim=1)
