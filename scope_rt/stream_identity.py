@@ -10,7 +10,6 @@ from scope_contracts.parity import ParityKeys
 from scope_rt.faults import BROKEN_ON_PURPOSE
 from scope_rt.numerics import processor
 from scope_rt.stream_setup import StreamSetup
-from scope_rt.tensors import NAMES
 from scope_rt.topology import plan_named
 from scope_rt.version import __version__
 
@@ -38,6 +37,7 @@ def parity_keys(setup: StreamSetup, *, model_is_shared: bool) -> ParityKeys:
         integrity=setup.config.integrity.level,
         verify_within=setup.config.integrity.verify_within,
         dtype=setup.dtype_name,
+        codec_dtype=str(setup.codec_dtype) if setup.decodes else "",
         torch_version=str(torch.__version__),
         package_version=__version__,
         model_fingerprint="" if model_is_shared else setup.model_fingerprint,
@@ -80,8 +80,8 @@ def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
         ("height", str(setup.height)),
         ("width", str(setup.width)),
         ("dtype", str(setup.dtype_name)),
-        ("codec_dtype", str(NAMES[setup.codec_place.dtype])),
-        ("text_dtype", str(NAMES[setup.text_place.dtype])),
+        ("codec_dtype", str(setup.codec_dtype)),
+        ("text_dtype", str(setup.text_dtype)),
         ("kv_cache_attention_bias", repr(setup.kv_cache_attention_bias)),
         ("recompute_every", str(setup.recompute.every)),
         ("recompute_anchor", str(setup.recompute.anchor)),
@@ -102,11 +102,14 @@ def opened(
         torch_version=str(torch.__version__),
         model=setup.config.model.folder,
         model_fingerprint=setup.model_fingerprint,
+        recipe=setup.model.layout.family.name,
         plan_id=setup.topology.plan_id,
         tp_degree=setup.topology.tp_degree,
         height=setup.height,
         width=setup.width,
         dtype=setup.dtype_name,
+        codec_dtype=setup.codec_dtype,
+        text_dtype=setup.text_dtype,
         base_seed=setup.config.sampling.seed,
         kv_cache_attention_bias=setup.kv_cache_attention_bias,
         backend=setup.backend.name,

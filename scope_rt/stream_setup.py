@@ -43,7 +43,7 @@ from scope_rt.setup_choices import (
     size_of,
     topology_of,
 )
-from scope_rt.tensors import TORCH_DTYPES
+from scope_rt.tensors import NAMES, TORCH_DTYPES
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.topology import Topology
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
@@ -200,6 +200,16 @@ class StreamSetup:
             own=self.device,
             offload=config.text_offload,
         )
+
+    @property
+    def codec_dtype(self) -> DType:
+        """Of this rank's codec, in the contract's words. Raises `UserInputError`."""
+        return NAMES[self.codec_place.dtype]
+
+    @property
+    def text_dtype(self) -> DType:
+        """Of rank0's text encoder; raises likewise."""
+        return NAMES[self.text_place.dtype]
 
     @property
     def is_rank(self) -> bool:

@@ -21,7 +21,7 @@ from scope_contracts.retraction import Retraction
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode, require_size
 
-LOG_VERSION = 4
+LOG_VERSION = 5
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
 MAX_BLOB_BYTES = 256 * 2**20
 MAX_PROMPT_BYTES = 16 * 2**10
@@ -87,11 +87,16 @@ class Opened(Record):
     torch_version: str
     model: str
     model_fingerprint: str
+    recipe: str
+    """As `--recipe` takes it, or `recipe.json` for the model's own."""
     plan_id: PlanId
     tp_degree: int
     height: int
     width: int
     dtype: DType
+    codec_dtype: DType
+    """Of rank0's codec."""
+    text_dtype: DType
     base_seed: int
     kv_cache_attention_bias: float
     backend: str

@@ -48,6 +48,8 @@ class ParityKeys(CanonicalMessage):
     )
     verify_within: int = field(default=32, metadata={_ENVIRONMENT: "SCOPE_VERIFY_WITHIN"})
     dtype: DType
+    codec_dtype: str = field(default="", metadata={_FIX: "give all ranks one [model] codec_dtype"})
+    """Of a rank that decodes; empty on others, which are not compared by it."""
     torch_version: str
     package_version: str
     model_fingerprint: str

@@ -84,6 +84,8 @@ def table(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     opened = stream.opened
     rows = [
         f"{'stream':<10} {headline(opened)}",
+        f"{'recipe':<10} {opened.recipe}; codec {opened.codec_dtype}, text encoder "
+        f"{opened.text_dtype}",
         f"{'made with':<10} scope-rt {opened.package_version}, torch {opened.torch_version}, "
         f"{opened.backend}, model {opened.model_fingerprint[:12]}",
         f"{'settings':<10} {opened.settings.partition(f'; {BROKEN_ON_PURPOSE}')[0] or 'unknown'}",

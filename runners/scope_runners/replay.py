@@ -33,7 +33,7 @@ from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.loading import ModelFolder
-from scope_rt.models.recipe import Recipe
+from scope_rt.models.recipe import RECIPE_NAME, Recipe
 from scope_rt.placement import Host, device_of
 from scope_rt.record.reader import StreamHistory, open_log
 from scope_rt.session import StreamSession
@@ -79,7 +79,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plan", type=plan_named, help="another plan than the recorded one")
     add("--tp", type=positive, help="another TP degree than the recorded one")
     add("--model", metavar="FOLDER", help="where the recorded model is now, if it was moved")
-    add("--recipe", metavar="NAME", help="the --recipe that the recorded stream was given")
+    add("--recipe", metavar="NAME", help="in place of the recorded one")
     add_parts_argument(parser)
     add(
         "--tolerance",
@@ -164,7 +164,10 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
     register_parts(namespace.parts)
     opened = recording.stream.opened
     given = opened.model if namespace.model is None else namespace.model
-    model = ModelFolder.open(given, namespace.recipe)
+    # A recipe of the model's own stands in its folder, wherever that is now.
+    recorded = None if opened.recipe == RECIPE_NAME else opened.recipe
+    family = namespace.recipe or recorded
+    model = ModelFolder.open(given, family)
     fingerprint = model.fingerprint()
     if fingerprint != opened.model_fingerprint:
         raise UserInputError(
@@ -214,7 +217,7 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
         recording=recording,
         events=events(stream),
         model=given,
-        family=namespace.recipe,
+        family=family,
         recipe=model.recipe,
         topology=topology,
         num_chunks=num_chunks,
@@ -280,6 +283,8 @@ def _config(job: ReplayJob, record: Path | None) -> StreamConfig:
         height=opened.height,
         width=opened.width,
         dtype=opened.dtype,
+        codec_dtype=opened.codec_dtype,
+        text_dtype=opened.text_dtype,
         kv_cache_attention_bias=opened.kv_cache_attention_bias,
         kv_cache=opened.kv_cache,
         recompute=mode,

@@ -105,7 +105,11 @@ class StreamSummary:
     threads: int
     seed: int
     model: str
+    recipe: str
+    """As `--recipe` takes it, or `recipe.json` for the model's own."""
     dtype: str
+    codec_dtype: str
+    text_dtype: str
     integrity: str
     """How much was verified of what was computed, as `--integrity` takes it."""
     height: int
@@ -188,7 +192,10 @@ def summarise(
         threads=request.threads,
         seed=config.sampling.seed,
         model=config.model.folder,
+        recipe=setup.model.layout.family.name,
         dtype=setup.dtype_name,
+        codec_dtype=setup.codec_dtype,
+        text_dtype=setup.text_dtype,
         integrity=config.integrity.level,
         height=setup.height,
         width=setup.width,
@@ -235,6 +242,8 @@ def table(summary: StreamSummary) -> str:
     rows = {
         "stream": f"{summary.plan}, tp {summary.tp}, seed {summary.seed}, model {summary.model}, "
         f"{summary.dtype}, {summary.width}x{summary.height} at {fps} frames/s",
+        "recipe": f"{summary.recipe}; codec {summary.codec_dtype}, "
+        f"text encoder {summary.text_dtype}",
         "made": f"{counted(totals.chunks, 'chunk')}, {counted(totals.frames, 'frame')}, "
         f"{totals.video_s:.1f} s of video, {counted(totals.epochs, 'epoch')}, "
         f"{counted(totals.restarts, 'restart')} ({summary.ending})",

@@ -221,11 +221,13 @@ class ModelFolder:
         """Load the codec, for ranks that decode.
 
         Raises:
-            UserInputError: it cannot be loaded.
+            UserInputError: it cannot be loaded, or a file was written since the folder was opened.
             FingerprintError: its files are not what they were.
         """
-        self._check_part(self.layout.vae)
-        return CODECS.load(self.layout.vae, place)
+        read = self._check_part(self.layout.vae)
+        codec = CODECS.load(self.layout.vae, place)
+        self.contents.check_unwritten(read)
+        return codec
 
     def has_codec(self, class_name: str) -> bool:
         """Whether the codec is of that class. Raises UserInputError."""
@@ -237,9 +239,11 @@ class ModelFolder:
 
     def text_encoder(self, place: PartPlace = HERE) -> TextEncoder:
         """Load the text encoder, for rank0; raises what `codec` does."""
-        self._check_part(self.layout.text_encoder)
-        self._check_part(self.path / "tokenizer")  # where it has one beside it
-        return TEXT_ENCODERS.load(self.layout.text_encoder, place)
+        read = self._check_part(self.layout.text_encoder)
+        read += self._check_part(self.path / "tokenizer")  # where it has one beside it
+        text_encoder = TEXT_ENCODERS.load(self.layout.text_encoder, place)
+        self.contents.check_unwritten(read)
+        return text_encoder
 
     @property
     def reads_prompts_at_once(self) -> bool:
@@ -251,8 +255,9 @@ class ModelFolder:
         """What the text encoder will be, from its configuration alone. Raises UserInputError."""
         return TEXT_ENCODERS.sizes(self.layout.text_encoder)
 
-    def _check_part(self, part: Path) -> None:
-        """Read the files of a part and compare them: who loads them reads them whole, once."""
+    def _check_part(self, part: Path) -> list[str]:
+        """Read the files of a part and compare them: who loads them reads them whole, once. Returns
+        their names."""
         known = self.manifest or Manifest(files=self.contents.kept())
         try:
             paths = [part] if part.is_file() else [*model_files(part)]
@@ -260,12 +265,13 @@ class ModelFolder:
                 path.relative_to(self.path).as_posix() for path in paths
             )
         except (FileNotFoundError, NotADirectoryError):
-            return  # whoever loads it says what is missing
+            return []  # whoever loads it says what is missing
         except OSError as error:
             raise UserInputError(
                 f"cannot read {error.filename or part}: {error.strerror}; copy it again"
             ) from error
         known.check(self.path, {name: found[name] for name in found.keys() & known.files.keys()})
+        return list(found)
 
     def check_parts(self) -> None:
         """Look at headers of codec and text encoder, so that no rank is the first to find they

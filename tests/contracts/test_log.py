@@ -30,8 +30,8 @@ from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_lab.sample_log import finished, opened, packed, planned, story
 
 DATA = packed(story())
-GOLDEN = "bd83d0868c685a8b81a8124205d91c660fa8574de3c469fa9869ae15ecb10b43"
-"""SHA-256 of the story in version 4: change it with the version only."""
+GOLDEN = "e6a1c620e957dc4b5b5cc377f8a401134ff5fa73a9e240f7f94ab8e3eaa74867"
+"""SHA-256 of the story in version 5: change it with the version only."""
 ENDS = [len(packed(story()[:count])) for count in range(len(story()) + 1)]
 
 
@@ -175,12 +175,12 @@ def test_any_value_in_any_field_is_read_canonically_or_refused_by_name(data: st.
 
 
 def test_unknown_versions_and_kinds_are_refused_by_name() -> None:
-    newer = plain_of(opened()) | {"log_version": 5, "a_new_field": 1}
-    with pytest.raises(VersionError, match="log_version: got 5, want 4; read it with the package"):
+    newer = plain_of(opened()) | {"log_version": 6, "a_new_field": 1}
+    with pytest.raises(VersionError, match="log_version: got 6, want 5; read it with the package"):
         decode_record(msgpack.packb(newer))
     older = plain_of(opened()) | {"recording_version": 2}
     del older["log_version"]
-    with pytest.raises(VersionError, match="recording_version: got 2, want 4; read it with the"):
+    with pytest.raises(VersionError, match="recording_version: got 2, want 5; read it with the"):
         decode_record(msgpack.packb(older))
     plain = plain_of(planned(0))
     plain["envelope"] |= {"pp_envelope_version": 2, "a_new_field": 1}

@@ -23,7 +23,9 @@ from scope_rt.models.file_contents import FileEntry
 from scope_rt.models.folder_contents import FolderContents
 from scope_rt.models.loading import WEIGHTS_NAME, ModelFolder
 from scope_rt.models.manifest import Manifest
+from scope_rt.models.registry import Registry
 from scope_rt.models.shards import is_sharded
+from scope_rt.part_place import PartPlace
 from scope_rt.tensor_files.stored_tensor import TensorReader
 from tests.tensor_parallel import CPU, Group
 from tests.tiny_folder import write_tiny_folder
@@ -214,6 +216,25 @@ def test_a_stream_is_not_named_by_files_that_were_written_since_it_read_them(fol
     with pytest.raises(UserInputError, match=r"recipe.json was written while it was read"):
         model.fingerprint()
     assert fingerprint(folder) != before
+
+
+@pytest.mark.parametrize("part", ["vae", "text_encoder"])
+def test_a_part_that_was_replaced_while_it_was_loaded_is_named(
+    folder: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ModelFolder.open(folder)
+    file = next((folder / part).glob("*.safetensors"))
+    load = Registry.load
+
+    def replaced_first(self: Any, path: Path, place: PartPlace) -> Any:
+        other = file.with_suffix(".other")
+        other.write_bytes(file.read_bytes())
+        other.replace(file)
+        return load(self, path, place)
+
+    monkeypatch.setattr(Registry, "load", replaced_first)
+    with pytest.raises(UserInputError, match=f"{file.name} was written while it was read"):
+        model.codec() if part == "vae" else model.text_encoder()
 
 
 def test_a_file_added_or_removed_changes_the_fingerprint(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that were given unlike recipes for one folder never make a chunk together."""
+"""Ranks that were given unlike recipes or codecs for one folder never make a chunk together."""
 
 import os
 from dataclasses import replace
@@ -14,17 +14,39 @@ from tests.multiprocess.ranks import Ranks
 from tests.tiny_folder import RECIPE, write_tiny_folder
 
 
-def error_of_unlike_recipes(folder: Path, plan: str, tp: int) -> str:
-    """What this rank raises; the last rank has a recipe of another shift."""
-    is_last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
-    recipe = folder.parent / f"{'other' if is_last else 'own'}.toml"
-    config = StreamConfig.load(model=folder, recipe=str(recipe), plan=plan, tp=tp)
+def is_last() -> bool:
+    return os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+
+
+def parity_error(config: StreamConfig) -> str:
+    """What this rank raises; "" where it streams."""
     try:
         with StreamSession(config) as session:
             list(session.stream("red circle", num_chunks=1))
     except ParityError as error:
         return str(error)
     return ""
+
+
+def error_of_unlike_recipes(folder: Path, plan: str, tp: int) -> str:
+    """The last rank has a recipe of another shift."""
+    recipe = folder.parent / f"{'other' if is_last() else 'own'}.toml"
+    return parity_error(StreamConfig.load(model=folder, recipe=str(recipe), plan=plan, tp=tp))
+
+
+def error_of_unlike_codecs(folder: Path, plan: str) -> str:
+    """The last rank's codec computes in other numbers."""
+    dtype = "bfloat16" if is_last() else "float32"
+    return parity_error(StreamConfig.load(model=folder, plan=plan, tp=2, codec_dtype=dtype))
+
+
+def test_ranks_that_decode_in_other_numbers_are_refused_and_others_are_not_asked(
+    ranks: Ranks, folder: Path
+) -> None:
+    both = ranks.results(2, error_of_unlike_codecs, folder=folder, plan="tp_v0")
+    want = "codec_dtype: rank 0 has 'float32', rank 1 has 'bfloat16'; give all ranks one"
+    assert all(want in error for error in both), both
+    assert ranks.results(2, error_of_unlike_codecs, folder=folder, plan="tp_v1_1") == ["", ""]
 
 
 @pytest.mark.parametrize(("plan", "num_ranks", "tp"), [("tp_v1_1", 2, 2), ("pp0", 2, 1)])

@@ -16,6 +16,7 @@ from PIL import Image
 
 from scope_contracts.errors import ContractError, UserInputError
 from scope_contracts.log_records import Closed, Control, Failed, Opened
+from scope_contracts.tensor_spec import DType
 from scope_lab.sample_log import finished, opened, packed, planned, story, write
 from scope_rt.record.reader import open_log
 from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
@@ -87,16 +88,22 @@ def test_chunks_without_news_share_a_row(
     asked = (Control(at_s=0.0, chunk_index=20, recompute=True), b"")
     inspect(write(tmp_path / "a.scope", [(opened(), b""), asked, *chunks]))
     table = capsys.readouterr().out
-    assert [line[:13].strip() for line in table.splitlines()[5:]] == ["0 - 19", "20", "", "21 - 29"]
+    assert [line[:13].strip() for line in table.splitlines()[6:]] == ["0 - 19", "20", "", "21 - 29"]
     assert "cut off, or still going on" in table
 
 
 def test_the_settings_are_told_that_a_stream_was_made_with(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = opened(settings="plan=pp1 integrity=strict; broken on purpose: a fault")
+    first = opened(
+        settings="plan=pp1 integrity=strict; broken on purpose: a fault",
+        recipe="krea-14b",
+        codec_dtype=DType.FLOAT32,
+        text_dtype=DType.BFLOAT16,
+    )
     inspect(write(tmp_path / "a.scope", [(first, b""), *story()[1:]]))
     rows = capsys.readouterr().out.splitlines()
+    assert "recipe     krea-14b; codec float32, text encoder bfloat16" in rows
     assert "settings   plan=pp1 integrity=strict" in rows
     assert "broken     on purpose: a fault" in rows
 

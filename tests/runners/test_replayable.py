@@ -1,16 +1,20 @@
 """A replay compares what can be made again, and says what cannot."""
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from scope_contracts.tensor_spec import DType
 from scope_rt.config import StreamConfig
 from scope_rt.control.scheduled_event import ScheduledEvent
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.family import Family
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.recipe_choices import NewText, RecomputeText
 from scope_rt.session import StreamSession
+from scope_runners import replay
 from scope_runners.main import main
 from tests.tiny_folder import KREA_RECIPE, RECIPE, write_tiny_folder
 
@@ -72,6 +76,25 @@ def test_a_stream_with_a_recipe_of_its_own_is_replayed_with_it(
     config = StreamConfig.of(folder, recipe=str(recipe), log=path, record_latents=True)
     with StreamSession(config) as session:
         assert len(list(session.stream("red circle", num_chunks=2))) == 2
-    assert main(["replay", str(path)]) == 2
+    other = tmp_path / "other.toml"
+    other.write_text(Family(name="other", recipe=RECIPE).to_toml())
+    assert main(["replay", str(path), "--recipe", str(other)]) == 2
     assert "--recipe where the stream was given one" in capsys.readouterr().err
-    assert main(["replay", str(path), "--recipe", str(recipe)]) == 0
+    assert main(["replay", str(path)]) == 0
+    moved = recipe.rename(tmp_path / "moved.toml")
+    assert main(["replay", str(path)]) == 2
+    assert "mine.toml" in capsys.readouterr().err
+    assert main(["replay", str(path), "--recipe", str(moved)]) == 0
+
+
+def test_codec_and_text_encoder_compute_in_a_replay_as_they_did(tmp_path: Path) -> None:
+    folder, path = write_tiny_folder(tmp_path / "model"), tmp_path / "a.scope"
+    dtypes = {"codec_dtype": DType.BFLOAT16, "text_dtype": DType.FLOAT16}
+    config = StreamConfig.of(folder, log=path, record_latents=True, **dtypes)
+    with StreamSession(config) as session:
+        assert len(list(session.stream("red circle", num_chunks=2))) == 2
+    asked = argparse.ArgumentParser()
+    replay.add_replay_arguments(asked)
+    job = replay.prepare(asked.parse_args([str(path)]), LaunchEnvironment())
+    again = replay._config(job, None).model
+    assert {"codec_dtype": again.codec_dtype, "text_dtype": again.text_dtype} == dtypes

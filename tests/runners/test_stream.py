@@ -97,11 +97,14 @@ def test_the_table_tells_speed_cache_and_files(
         "model tiny, bfloat16, 64x64",
         "p95",
         "integrity     strict",
+        "recipe        recipe.json; codec float32, text encoder float32",
         str(out),
     ):
         assert words in printed.out
     assert "NOT recorded" not in printed.out
-    assert json.loads(out.with_suffix(".json").read_text())["integrity"] == "strict"
+    summary = json.loads(out.with_suffix(".json").read_text())
+    told = [summary[name] for name in ("integrity", "recipe", "codec_dtype", "text_dtype")]
+    assert told == ["strict", "recipe.json", "float32", "float32"]
     assert printed.err == "scope-rt: --hard-cut-at 9s is after the end and does nothing\n"
 
 

@@ -123,6 +123,7 @@ KEYS = ParityKeys(
     digest_every=64,
     input_digest=False,
     dtype=DType.FLOAT32,
+    codec_dtype="float32",
     torch_version="2.13.0",
     package_version="0.1.0",
     model_fingerprint="ab12",
