@@ -22,7 +22,7 @@ INPUT_TENSORS = (LATENTS_IN, CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE)
 """The tensors an envelope may announce, in the order they travel."""
 
 OUTPUT_TENSORS = (LATENTS_OUT, STATE_DIGEST, LATENTS_DIGEST)
-"""The tensors of a result, in the order they travel; `parity.ScalarDigest.hash` is the second, the
+"""The tensors of a result, in the order they travel; `parity.state_hash` is the second, the
 SHA-256 of the first one's bytes the third."""
 LATENTS_DIGEST_BYTES = 32
 

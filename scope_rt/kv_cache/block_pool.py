@@ -81,7 +81,7 @@ class BlockPool:
         return [self._take() for _ in range(count)]
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Add a reference to blocks that somebody holds (`share`s with a fork)."""
+        """Add a reference to blocks that somebody holds, as a fork does."""
         for index in blocks:
             block = self._blocks[index]
             assert block.references, "a free block is found by key or allocated, not held"

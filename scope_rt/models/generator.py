@@ -70,32 +70,16 @@ class ChunkGenerator:
     """Digest of the conditioning in effect."""
     derived: TensorDigests = field(default_factory=TensorDigests)
     """Of what was computed once and is used for many chunks, as it was when it was made."""
-    _text: Sequence[TextKV] = ()
-    _text_of_recompute: Sequence[TextKV] = ()
-    _modulations: dict[float, Modulation] = field(default_factory=dict)
-    _drawn: list[Tensor] = field(default_factory=list)
+    text: Sequence[TextKV] = ()
+    """Every layer's text K/V in effect."""
+    text_of_recompute: Sequence[TextKV] = ()
+    """The same under which the last recompute ran."""
+    modulations: dict[float, Modulation] = field(default_factory=dict)
+    """By timestep, in the order in which they were made."""
+    noise_drawn: list[Tensor] = field(default_factory=list)
+    """The re-noise of the last chunk, in order: equal on all ranks."""
     last_input: Tensor | None = None
     """What the model was called with last, `[B, F, C, H/8, W/8]`."""
-
-    @property
-    def noise_drawn(self) -> Sequence[Tensor]:
-        """The re-noise of the last chunk, in order: equal on all ranks."""
-        return self._drawn
-
-    @property
-    def text(self) -> Sequence[TextKV]:
-        """Every layer's text K/V in effect."""
-        return self._text
-
-    @property
-    def text_of_recompute(self) -> Sequence[TextKV]:
-        """The same under which the last recompute ran."""
-        return self._text_of_recompute
-
-    @property
-    def modulations(self) -> Mapping[float, Modulation]:
-        """By timestep, in the order in which they were made."""
-        return self._modulations
 
     @torch.inference_mode()
     def generate(
@@ -119,7 +103,7 @@ class ChunkGenerator:
             self.cache.reset()
             self._origin_frame = 0
         # Ranks that were started again know no other text than the one that comes now.
-        is_before = self.recompute_text is RecomputeText.PREVIOUS and bool(self._text)
+        is_before = self.recompute_text is RecomputeText.PREVIOUS and bool(self.text)
         if is_before:
             self._rebuild(envelope, tensors, enter_call)
         self._take_text(envelope, tensors)
@@ -132,7 +116,7 @@ class ChunkGenerator:
         rope = self._given_rope(range(start, start + num_frames), grid)
         biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias, grid)
         steps = envelope.denoising_step_list
-        self._drawn = []
+        self.noise_drawn = []
         for index, timestep in enumerate(steps):
             biased.is_last = not envelope.clean_pass and index + 1 == len(steps)
             flow = self._call(x, timestep, rope, biased, enter_call, start)
@@ -154,13 +138,13 @@ class ChunkGenerator:
         """Make every layer's text K/V where a new text comes."""
         if envelope.reset_crossattn_cache:
             embeds = tensors[CONDITIONING_EMBEDS]
-            self._text = self.model.text_kv(self._on_device(embeds)[:, None])
+            self.text = self.model.text_kv(self._on_device(embeds)[:, None])
             self.text_digest = digest_of(embeds)
-            for layer in range(len(self._text)):
+            for layer in range(len(self.text)):
                 self._note_text(layer)
         elif CONDITIONING_EMBEDS in tensors:
             self._check_text(envelope, digest_of(tensors[CONDITIONING_EMBEDS]))
-        if not self._text:
+        if not self.text:
             raise OrderError(f"chunk {envelope.chunk_index}: no conditioning_embeds so far")
 
     def _rebuild(
@@ -170,7 +154,7 @@ class ChunkGenerator:
         if not envelope.do_kv_recompute:
             return
         context = self._on_device(tensors[CONTEXT_FRAMES_OVERRIDE])
-        self._text_of_recompute = self._text
+        self.text_of_recompute = self.text
         if self.recaches and self.cache.indices.global_end_index:
             self._recache(context, enter_call)
             return
@@ -236,18 +220,18 @@ class ChunkGenerator:
         enter_call()
         modulation = self._modulation(timestep)
         self.last_input = x
-        flow = self.model(x, modulation=modulation, rope=rope, text=self._text, attend=attend)
+        flow = self.model(x, modulation=modulation, rope=rope, text=self.text, attend=attend)
         indices = attend.window.indices
         self.observe(timestep, start_frame * self.cache.spec.frame_tokens, indices)
         return flow.to(x.dtype)  # type: ignore[no-any-return]
 
     def _modulation(self, timestep: float) -> Modulation:
         """The modulation of a noise level, computed when it first occurs in the stream."""
-        if timestep not in self._modulations:
+        if timestep not in self.modulations:
             times = torch.full((1, 1), timestep, dtype=torch.float64, device=self.cache.device)
-            self._modulations[timestep] = self.model.modulation(times)
+            self.modulations[timestep] = self.model.modulation(times)
             self._note_modulation(timestep)
-        return self._modulations[timestep]
+        return self.modulations[timestep]
 
     def _attention(
         self, window: WriteWindow, num_frames: int, bias: float, grid: tuple[int, int]
@@ -302,17 +286,17 @@ class ChunkGenerator:
             step=step,
             shape=tuple(x0.shape),
         )
-        self._drawn.append(noise)
+        self.noise_drawn.append(noise)
         return noise.to(x0.device, x0.dtype)
 
     def _note_text(self, layer: int) -> None:
-        self.derived.note(f"text keys of layer {layer}", lambda: self._text[layer].k)
-        self.derived.note(f"text values of layer {layer}", lambda: self._text[layer].v)
+        self.derived.note(f"text keys of layer {layer}", lambda: self.text[layer].k)
+        self.derived.note(f"text values of layer {layer}", lambda: self.text[layer].v)
 
     def _note_modulation(self, timestep: float) -> None:
         name = f"modulation of timestep {timestep:.17g}"
-        self.derived.note(f"{name}, layers", lambda: self._modulations[timestep].layers)
-        self.derived.note(f"{name}, head", lambda: self._modulations[timestep].head)
+        self.derived.note(f"{name}, layers", lambda: self.modulations[timestep].layers)
+        self.derived.note(f"{name}, head", lambda: self.modulations[timestep].head)
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.cache.device)

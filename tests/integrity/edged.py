@@ -281,7 +281,7 @@ def _coarse_text(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
 
 
 def _remade(rollout: Rollout) -> None:
-    rollout.generator._modulations.clear()
+    rollout.generator.modulations.clear()
 
 
 def _other_time(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def _one_modulation(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
 def _replaced_text(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
     """By text that was made well, and its digests with it."""
     generator = rollout.generator
-    generator._text = generator.model.text_kv(torch.randn(1, 1, 5, rollout.text.shape[-1]))
+    generator.text = generator.model.text_kv(torch.randn(1, 1, 5, rollout.text.shape[-1]))
 
 
 MADE_FAULTS = (

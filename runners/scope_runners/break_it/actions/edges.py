@@ -104,7 +104,7 @@ def _scale_text(generator: ChunkGenerator) -> ChunkGenerator:
 def _remake_modulations(generator: ChunkGenerator) -> ChunkGenerator:
     """All are made again, each for the timestep after its own."""
     made = generator.model.modulation
-    generator._modulations.clear()
+    generator.modulations.clear()
     vars(generator.model)["modulation"] = lambda times_BF: made(times_BF + 1)
     return generator
 

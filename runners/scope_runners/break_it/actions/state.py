@@ -102,14 +102,14 @@ def _damage_rows(generator: ChunkGenerator, *, how: str) -> ChunkGenerator:
 
 def _damage_text(generator: ChunkGenerator, *, how: str) -> ChunkGenerator:
     """The text values of the last layer."""
-    *_, last = generator._text
+    *_, last = generator.text
     _damage(last.v[0], how)
     return generator
 
 
 def _damage_modulation(generator: ChunkGenerator, *, how: str) -> ChunkGenerator:
     """The modulation of the first step, in the last layer."""
-    first, *_ = generator._modulations.values()
+    first, *_ = generator.modulations.values()
     _damage(first.layers[-1], how)
     return generator
 
