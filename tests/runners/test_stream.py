@@ -2,12 +2,16 @@ import errno
 import json
 import os
 import signal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from scope_contracts.log_file import MAGIC, LogReader
+from scope_contracts.log_records import Finished
+from scope_lab.sample_log import packed, story
 from scope_rt.faults import FaultPoint
 from scope_rt.record.stream_log import StreamLog
 from scope_runners.break_it import stream
@@ -114,8 +118,10 @@ def test_the_table_tells_of_a_recording_that_found_no_room(
     write = StreamLog._write_whole
 
     def full(log: StreamLog, data: bytes) -> None:
-        if b"latents_out" in data and log._chunk_index >= 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = LogReader(BytesIO(packed(story()[:1]) + data.removeprefix(MAGIC)))
+        for record in (entry.record for entry in written):
+            if isinstance(record, Finished) and record.latents and record.chunk_index >= 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(log, data)
 
     monkeypatch.setattr(StreamLog, "_write_whole", full)
