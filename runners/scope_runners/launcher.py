@@ -11,10 +11,12 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from scope_rt.config import MeshConfig
 from scope_rt.environment_names import RESTARTS_AFTER_PROGRESS, SECRET, SECRET_FILE
 from scope_rt.mesh.meeting_point import host_store
+from scope_rt.record.snapshot import look
 from scope_rt.stream_secret import new_secret_file
 from scope_runners import logs
 from scope_runners.fork_server import Event
@@ -39,6 +41,12 @@ class Restarts:
 
 NO_RESTARTS = Restarts()
 _LOG = logging.getLogger(__name__)
+
+
+def chunks_saved(snapshot: Path, *, but_of: str | None = None) -> int:
+    """How far the stream of a snapshot is; 0 where there is none, or that of the run `but_of`."""
+    header = look(snapshot)
+    return 0 if header is None or header.run_id == but_of else header.next_chunk_index
 
 
 class Progress:

@@ -81,6 +81,8 @@ def request_of(namespace: argparse.Namespace) -> StreamRequest:
     """
     given = dict(vars(namespace))
     arguments = {f.name: given.pop(f.name) for f in fields(StreamRequest) if f.name != "config"}
+    for name in ("prompt_at", "hard_cut_at"):
+        arguments[name] = tuple(arguments[name] or ())
     settings = {name: given[name] for name in _SETTINGS}
     settings["resume"] = True if given["resume"] else None
     if given["config"] is not None:
@@ -126,14 +128,14 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", required=True, help='such as "a red circle and a blue square, fast, on navy"')
     add(
         "--prompt-at",
-        action=_Collect,
+        action="append",
         type=_timed_prompt,
         metavar="TIME:PROMPT",
         help='change the prompt, such as 6s:"a green square"; may be repeated',
     )
     add(
         "--hard-cut-at",
-        action=_Collect,
+        action="append",
         type=_time,
         metavar="TIME",
         help="forget the past and start a new epoch, such as 10s; may be repeated",
@@ -266,22 +268,6 @@ def _add_recovery_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="resume the stream that was killed at --out; give the same prompts and times again",
     )
-
-
-class _Collect(argparse.Action):
-    """Repeated flags become a tuple, empty where there is none."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: object) -> None:
-        super().__init__(option_strings, dest, **(options | {"default": ()}))  # type: ignore[arg-type]
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, (*vars(namespace)[self.dest], values))
 
 
 def _count(text: str) -> int:

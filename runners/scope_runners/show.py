@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from scope_contracts.errors import (
     DamageError,
@@ -21,12 +20,11 @@ from scope_contracts.errors import (
 from scope_rt.disk import remedy
 from scope_rt.file_digest import FileDigest
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.record.snapshot import look
 from scope_rt.session import StreamSession
 from scope_rt.trace import Span, write_chrome_trace
 from scope_runners.exit_codes import FAILED, RETRACTED
 from scope_runners.job import OutputFiles, StreamJob
-from scope_runners.launcher import Progress
+from scope_runners.launcher import Progress, chunks_saved
 from scope_runners.leftovers import say_how_to_resume
 from scope_runners.progress import progress_bar
 from scope_runners.shortage import is_full_disk
@@ -89,7 +87,7 @@ def control(job: StreamJob, session: StreamSession, *, started_s: float) -> int:
             stage=stage,
             stop=stop,
             progress=Progress(
-                lambda: _num_chunks_saved(job.files.snapshot),
+                lambda: chunks_saved(job.files.snapshot),
                 # What is made again is no progress.
                 most=max((each.last_chunk + 1 for each in stage.retractions), default=0),
             ),
@@ -221,11 +219,6 @@ def _say_how_it_begins(job: StreamJob, session: StreamSession, stage: Stage) -> 
         _say(f"{flag} is after the end and does nothing")
     if job.request.resume:
         _say(f"{job.request.out} has no stream to resume; starting anew")
-
-
-def _num_chunks_saved(snapshot: Path) -> int:
-    header = look(snapshot)
-    return 0 if header is None else header.next_chunk_index
 
 
 def _say(sentence: str) -> None:

@@ -34,7 +34,7 @@ from scope_runners.job import (
     check_outputs,
     prepare,
 )
-from scope_runners.launcher import Progress, Restarts, launch_attempts
+from scope_runners.launcher import Progress, Restarts, chunks_saved, launch_attempts
 from scope_runners.leftovers import (
     check_nothing_is_lost,
     check_record_is_new,
@@ -134,11 +134,10 @@ def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
     # Until a rank0 saves its own, the snapshot may be of an earlier stream.
     earlier = None if request.resume else look(files.snapshot)
 
+    earlier_run = None if earlier is None else earlier.run_id
+
     def num_chunks_saved() -> int:
-        header = look(files.snapshot)
-        if header is None or (earlier is not None and header.run_id == earlier.run_id):
-            return 0
-        return header.next_chunk_index
+        return chunks_saved(files.snapshot, but_of=earlier_run)
 
     progress, told = Progress(num_chunks_saved), Progress(lambda: _written_ns(files.summary))
 

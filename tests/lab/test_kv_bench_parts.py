@@ -2,7 +2,7 @@ import pytest
 
 from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
-from scope_lab.kv_bench import needle, storage
+from scope_lab.kv_bench import needle, states, storage
 from scope_lab.kv_bench.result import Effort, Part, SystemResult
 from scope_lab.recall.sweep import DEPTHS, PIECE_TOKENS
 from scope_lab.recall.systems import CODECS, EVICTING, FULL, SYSTEMS
@@ -60,7 +60,7 @@ def test_systems_that_copy_a_layer_count_the_copy(swept: Part, stored: Part) -> 
     assert swept_row(swept, "int8").peak_bytes == 128 * 2 * INT8_LAYER_BYTES + layer
     zero_block = BLOCK_SIZE * ROW_BYTES / (len(DEPTHS) * needle.TEXTS_PER_DEPTH[Effort.QUICK])
     assert swept_row(swept, "paged").peak_bytes == int(128 * ROW_BYTES + zero_block + layer)
-    tokens = storage.SCALES[Effort.QUICK].context + storage.SCALES[Effort.QUICK].num_steps
+    tokens = states.SCALES[Effort.QUICK].max_tokens
     for kind in CodecKind:
         held = tokens * (row(stored, f"contiguous {kind}").bytes_per_token or 0)
         copied = 0 if kind is CodecKind.IDENTITY else tokens * ROW_BYTES / 2

@@ -59,7 +59,7 @@ def test_forms_of_known_seconds_are_compared_with_a_recompute_and_with_the_basel
         },
         lambda: 12.0,
         baseline="plain",
-        scale=storage.Scale(context=1, num_steps=1, rounds=2),
+        scale=states.Scale(context=1, num_steps=1, rounds=2),
     )
     figures = [(row.throughput_vs_recompute, row.throughput_vs_contiguous) for row in made]
     assert figures == [(4.0, 1.0), (6.0, 1.5)]

@@ -15,6 +15,7 @@ from scope_contracts.row_format import CodecKind, RowFormat
 from scope_contracts.tensor_spec import DType
 from scope_lab.cache_peak import peak_bytes
 from scope_lab.kv_bench.result import Effort, Part, SystemResult
+from scope_lab.kv_bench.states import SCALES, Scale
 from scope_lab.kv_bench.stopwatch import median_ratio, step_seconds
 from scope_lab.recall.model import load_recall_model
 from scope_rt.lm.cache.backend_policy import DeviceTraits, Lane, why_not
@@ -35,21 +36,6 @@ LATENT = MLAConfig(
     v_head_dim=128,
 )
 """DeepSeek's row, and a specialist's 24 heads."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """Tokens that are cached before the first timed step, timed steps, rounds of all forms."""
-
-    context: int
-    num_steps: int
-    rounds: int
-
-
-SCALES: Mapping[Effort, Scale] = {
-    Effort.QUICK: Scale(context=128, num_steps=4, rounds=1),
-    Effort.FULL: Scale(context=512, num_steps=16, rounds=5),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +117,9 @@ def _latent_cache(scale: Scale) -> ContiguousCache:
 
 
 def _cache(row_format: RowFormat, layers: AttnLayerMap, scale: Scale) -> ContiguousCache:
-    max_tokens = scale.context + scale.num_steps
-    return ContiguousCache(row_format, layers=layers, batch=1, max_tokens=max_tokens, device=CPU)
+    return ContiguousCache(
+        row_format, layers=layers, batch=1, max_tokens=scale.max_tokens, device=CPU
+    )
 
 
 @torch.inference_mode()

@@ -22,12 +22,11 @@ from scope_lab.soak.fault_injector import FaultInjector
 from scope_lab.soak.job import HEARTBEAT_S, SoakJob
 from scope_lab.soak.report import report, table
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.record.snapshot import look
 from scope_rt.topology import plan_named
 from scope_runners.arguments import fresh_folder, positive, positive_number, seed
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
-from scope_runners.launcher import Progress, Restarts, launch_attempts
+from scope_runners.launcher import Progress, Restarts, chunks_saved, launch_attempts
 from scope_runners.rank_group import Attempt
 
 MOST_FRUITLESS = 8
@@ -124,7 +123,7 @@ def _soak(job: SoakJob) -> int:
         is_spent = True
         return progress.has_risen()
 
-    progress = Progress(lambda: _next_chunk(job.snapshot))
+    progress = Progress(lambda: chunks_saved(job.snapshot))
     injector.start()
     # For the moment in which the fault injector would end a launcher that has just ended.
     handler = signal.signal(signal.SIGTERM, lambda signum, frame: None)
@@ -139,11 +138,6 @@ def _soak(job: SoakJob) -> int:
         injector.close()
         signal.signal(signal.SIGTERM, handler)
     return FAILED if injector.has_given_up or is_spent else code
-
-
-def _next_chunk(snapshot: Path) -> int:
-    header = look(snapshot)
-    return 0 if header is None else header.next_chunk_index
 
 
 def _processes_of(folder: Path, *, within_s: float) -> list[int]:
