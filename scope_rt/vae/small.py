@@ -14,7 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from scope_rt.vae.codec import CodecSizes
-from scope_rt.vae.picture_groups import PictureGroups
+from scope_rt.vae.group_encoder import GroupEncoder
 from scope_rt.vae.pictures import to_bytes
 
 FRAMES, STRIDE, LATENT_CHANNELS = 4, 8, 16
@@ -128,8 +128,15 @@ class SmallVideoCodec:
     def streaming_decoder(self) -> "SmallStreamingDecoder":
         return SmallStreamingDecoder(self)
 
-    def streaming_encoder(self) -> "SmallStreamingEncoder":
-        return SmallStreamingEncoder(self)
+    def streaming_encoder(self) -> GroupEncoder:
+        return GroupEncoder(self, self._encode, lambda: [None] * len(self.model.encoder))
+
+    def _encode(self, group_BTHWC: Tensor, carried: list[Tensor | None]) -> Tensor:
+        """The first picture as if it had stood still before."""
+        whole_BTHWC = group_BTHWC.expand(-1, FRAMES, -1, -1, -1)
+        video_BTCHW = rearrange(whole_BTHWC, "b t h w c -> b t c h w")
+        video_BTCHW = video_BTCHW.to(self.device, self.dtype) / 255
+        return run(self.model.encoder, video_BTCHW, carried).float().cpu()
 
 
 class SmallStreamingDecoder:
@@ -162,36 +169,3 @@ class SmallStreamingDecoder:
         """Forget the past: the next latent frame is the first of an epoch."""
         self._carried = [None] * len(self._codec.model.decoder)
         self._starts_epoch = True
-
-
-class SmallStreamingEncoder:
-    """Pictures to latents: the first one alone, as if it had stood still before, then groups."""
-
-    _carried: list[Tensor | None]
-    _groups: PictureGroups
-
-    def __init__(self, codec: SmallVideoCodec) -> None:
-        self._codec = codec
-        self.reset()
-
-    @torch.inference_mode()
-    def encode(self, frames_BTHWC: Tensor) -> Tensor:
-        """The latents `[B, F, C, H/8, W/8]` of the groups that these pictures complete, perhaps
-        none; blocks until they are on the CPU.
-
-        Raises:
-            UserInputError: height or width is no multiple of 8.
-        """
-        batch, _, height, width, _ = frames_BTHWC.shape
-        latents = [torch.empty(batch, 0, LATENT_CHANNELS, height // STRIDE, width // STRIDE)]
-        for group_BTHWC in self._groups.completed_by(frames_BTHWC):
-            whole_BTHWC = group_BTHWC.expand(-1, FRAMES, -1, -1, -1)
-            video_BTCHW = rearrange(whole_BTHWC, "b t h w c -> b t c h w")
-            video_BTCHW = video_BTCHW.to(self._codec.device, self._codec.dtype) / 255
-            latents.append(run(self._codec.model.encoder, video_BTCHW, self._carried).float().cpu())
-        return torch.cat(latents, 1)
-
-    def reset(self) -> None:
-        """Forget the past, and pictures that wait: the next one is the first of an epoch."""
-        self._carried = [None] * len(self._codec.model.encoder)
-        self._groups = PictureGroups(self._codec)

@@ -12,7 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from scope_rt.vae.picture_groups import PictureGroups
+from scope_rt.vae.group_encoder import GroupEncoder
 from scope_rt.vae.pictures import to_bytes, to_video
 from scope_rt.vae.wan_config import WanVaeConfig
 
@@ -41,8 +41,8 @@ class WanVideoCodec:
     def streaming_decoder(self) -> "WanStreamingDecoder":
         return WanStreamingDecoder(self)
 
-    def streaming_encoder(self) -> "WanStreamingEncoder":
-        return WanStreamingEncoder(self)
+    def streaming_encoder(self) -> GroupEncoder:
+        return GroupEncoder(self, self._encode, lambda: self.nothing_carried(self.vae.encoder))
 
     def decode_frame(
         self, latents_BCHW: Tensor, carried: list[Any], *, starts_epoch: bool
@@ -58,14 +58,13 @@ class WanVideoCodec:
         )
         return video_BCTHW.clamp(-1, 1).transpose(1, 2)
 
-    def encode_group(self, video_BTCHW: Tensor, carried: list[Any]) -> Tensor:
-        """The next group of frames, in [-1, 1], to one latent frame `[B, C, H/8, W/8]`; changes
-        `carried`."""
-        video_BCTHW = video_BTCHW.transpose(1, 2).to(self.device, self.dtype)
+    def _encode(self, group_BTHWC: Tensor, carried: list[Any]) -> Tensor:
+        video_BCTHW = rearrange(to_video(group_BTHWC), "b t h w c -> b c t h w")
+        video_BCTHW = video_BCTHW.to(self.device, self.dtype)
         encoded = self.vae.encoder(video_BCTHW, feat_cache=carried, feat_idx=[0])
         moments_BCHW: Tensor = self.vae.quant_conv(encoded)[:, :, 0]
         mean_BCHW = moments_BCHW[:, : self.latent_channels].float()
-        return ((mean_BCHW - self._mean_CHW) / self._std_CHW).cpu()
+        return ((mean_BCHW - self._mean_CHW) / self._std_CHW).cpu()[:, None]
 
     def nothing_carried(self, part: nn.Module) -> list[Any]:
         """What the convolutions of encoder or decoder carry into an epoch's first call."""
@@ -107,38 +106,3 @@ class WanStreamingDecoder:
         """Forget the past: the next latent frame is the first of an epoch."""
         self._starts_epoch = True
         self._carried = self._codec.nothing_carried(self._codec.vae.decoder)
-
-
-class WanStreamingEncoder:
-    """Pictures to latents: the first picture alone, then groups of `temporal_stride`.
-
-    Pictures of a group that is not complete yet wait for the rest of it.
-    """
-
-    _groups: PictureGroups
-    _carried: list[Any]
-
-    def __init__(self, codec: WanVideoCodec) -> None:
-        self._codec = codec
-        self.reset()
-
-    @torch.inference_mode()
-    def encode(self, frames_BTHWC: Tensor) -> Tensor:
-        """The latents `[B, F, C, H/8, W/8]` of the groups that these pictures complete, perhaps
-        none; blocks until they are on the CPU.
-
-        Raises:
-            UserInputError: height or width is no multiple of the spatial stride.
-        """
-        batch, _, height, width, _ = frames_BTHWC.shape
-        rows, columns = height // self._codec.spatial_stride, width // self._codec.spatial_stride
-        latents = [torch.empty(batch, 0, self._codec.latent_channels, rows, columns)]
-        for group_BTHWC in self._groups.completed_by(frames_BTHWC):
-            video_BTCHW = rearrange(to_video(group_BTHWC), "b t h w c -> b t c h w")
-            latents.append(self._codec.encode_group(video_BTCHW, self._carried)[:, None])
-        return torch.cat(latents, 1)
-
-    def reset(self) -> None:
-        """Forget the past, and pictures that wait: the next one is the first of an epoch."""
-        self._groups = PictureGroups(self._codec)
-        self._carried = self._codec.nothing_carried(self._codec.vae.encoder)
