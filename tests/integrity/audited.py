@@ -103,7 +103,7 @@ def _alter_bias(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
     )
 
 
-def _shift_frames(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
+def shift_frames(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
     real = rotations
     patch.setattr(GENERATOR + "rotations", lambda frames, **k: real([f + 1 for f in frames], **k))
 
@@ -169,7 +169,7 @@ FAULTS = (
     Fault("skipped write", "cached_rows", "rows that attention saw changed", _skip_writes),
     Fault("row altered", "cached_rows", "rows that attention saw changed", _alter_row),
     Fault("bias", "arithmetic", "self-attention", _alter_bias),
-    Fault("frames shifted", "arithmetic", "to_q, normed and rotated", _shift_frames),
+    Fault("frames shifted", "arithmetic", "to_q, normed and rotated", shift_frames),
     Fault("rotation altered", "arithmetic", "to_q, normed and rotated", _alter_rotation),
     Fault("coarse products", "linear_sums", "sum of to_q", _multiply_coarsely),
     Fault("key dropped", "arithmetic", "self-attention", _drop_a_key),

@@ -19,7 +19,7 @@ from scope_rt.models.causal_wan import Modulation, TextKV, time_sinusoid
 from scope_rt.models.noise import NoiseSource
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
-from tests.integrity.audited import GENERATOR
+from tests.integrity.audited import GENERATOR, Fault, disarmed, shift_frames
 from tests.tiny_models import BLOCK, STEPS, Rollout, envelope
 
 NUM_CONTEXT = 5
@@ -72,19 +72,12 @@ class EdgedStream:
         return latents
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something outside the blocks that is wrong from now on."""
-
-    name: str
-    check: str
-    """The field of `Checks` that finds it."""
-    names: str
-    """What the error says of it."""
-    bring_about: Callable[[Rollout, pytest.MonkeyPatch], None]
-
-    def __str__(self) -> str:
-        return self.name
+def edged_stream(
+    dtype: torch.dtype = torch.float32, *, check: str = "", every: int = 1
+) -> EdgedStream:
+    """Without `check`, where one is named."""
+    rollout = Rollout(sink=1, window=8, dtype=dtype)
+    return EdgedStream(rollout, every=every, checks=disarmed(check) if check else Checks())
 
 
 def _one_pixel(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
@@ -196,11 +189,6 @@ def _roll_text(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
     assert forward == model.forward
 
 
-def _shift_frames(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
-    real = rotations
-    patch.setattr(GENERATOR + "rotations", lambda frames, **k: real([f + 1 for f in frames], **k))
-
-
 def _shift_rows(rollout: Rollout, patch: pytest.MonkeyPatch) -> None:
     """Rows and columns change places, which tokens of a square picture cannot tell by number."""
     real = rotations
@@ -244,7 +232,7 @@ EDGE_FAULTS = (
     ),
     Fault("first input", "edges", "call 0: input", _in_call(STEPS[0], x=lambda x: x + 1e-3)),
     Fault("text of other layers", "edges", "call 0: text keys of layer 0", _roll_text),
-    Fault("frames shifted", "edges", "call 0: rotations", _shift_frames),
+    Fault("frames shifted", "edges", "call 0: rotations", shift_frames),
     Fault("rows and columns swapped", "edges", "call 0: rotations", _shift_rows),
 )
 

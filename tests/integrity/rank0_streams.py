@@ -13,15 +13,12 @@ from scope_rt.instruments import Instruments
 from scope_rt.session import StreamSession
 from scope_rt.vae.checked import CheckedDecoder
 from scope_rt.vae.tiny import TinyVideoCodec
+from tests.integrity.audited import nothing
 from tests.integrity.corruption import PROMPT, Change, flip_bit
 from tests.tiny_folder import tiny_folder
 
 AT, WITHIN = 3, 4
 """The chunk at which something is changed, and M in the tests of the default."""
-
-
-def nothing(*values: object, **named: object) -> None:
-    """No check at all."""
 
 
 UNTOUCHED = Change(FaultPoint.START, 0, nothing)

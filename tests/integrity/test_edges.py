@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from scope_contracts.errors import IntegrityError
-from scope_rt.checks import Checks
 from scope_rt.integrity.audit_plan import CallPlan
 from scope_rt.integrity.edge_reference import noise_of, rotation_table, sigma_of, timesteps_of
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.noise import SeededNoise
 from scope_rt.models.rope import rotations
 from scope_rt.models.schedule import FlowSchedule
-from tests.integrity.audited import disarmed
-from tests.integrity.edged import EDGE_FAULTS, EdgedStream, Fault
+from tests.integrity.audited import Fault
+from tests.integrity.edged import EDGE_FAULTS, EdgedStream, edged_stream
 from tests.integrity.sharded import sharded
 from tests.thread_ranks import on_all_ranks, thread_ranks
 from tests.tiny_models import STEPS, Rollout, envelope
@@ -24,16 +23,11 @@ NUM_CALLS = len(STEPS) + 1
 FAULTS = pytest.mark.parametrize("fault", EDGE_FAULTS, ids=str)
 
 
-def stream(dtype: torch.dtype = torch.float32, *, check: str = "", every: int = 1) -> EdgedStream:
-    rollout = Rollout(sink=1, window=8, dtype=dtype)
-    return EdgedStream(rollout, every=every, checks=disarmed(check) if check else Checks())
-
-
 @pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_clean_stream_passes(dtype: torch.dtype, every: int) -> None:
-    edged = stream(dtype, every=every)
+    edged = edged_stream(dtype, every=every)
     edged.run(range(6))
     edged.run([6], new_text=True)
     edged.run(range(7, 16))
@@ -55,7 +49,7 @@ def test_a_clean_group_passes(dtype: torch.dtype) -> None:
 
 @FAULTS
 def test_strict_finds_a_fault_in_its_chunk(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    edged = stream()
+    edged = edged_stream()
     edged.run(range(3))
     fault.bring_about(edged.rollout, monkeypatch)
     with pytest.raises(IntegrityError, match=rf"chunk 3, rank 0(, )?.*({fault.names})"):
@@ -67,7 +61,7 @@ def test_default_finds_a_fault_within_its_turns(
     fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = 2
-    edged = stream(every=every)
+    edged = edged_stream(every=every)
     edged.run(range(3))
     fault.bring_about(edged.rollout, monkeypatch)
     stage = fault.names.split(": ")[-1]
@@ -78,7 +72,7 @@ def test_default_finds_a_fault_within_its_turns(
 @pytest.fixture(scope="module")
 def right() -> torch.Tensor:
     """What a stream shows to which nothing happens."""
-    clean = stream()
+    clean = edged_stream()
     clean.run(range(3))
     return clean.run([3, 4])
 
@@ -87,7 +81,7 @@ def right() -> torch.Tensor:
 def test_a_fault_gets_through_where_its_check_is_disarmed(
     fault: Fault, right: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    edged = stream(check=fault.check)
+    edged = edged_stream(check=fault.check)
     edged.run(range(3))
     fault.bring_about(edged.rollout, monkeypatch)
     assert not torch.equal(edged.run([3, 4]), right)
@@ -113,11 +107,11 @@ def test_a_fault_of_all_ranks_alike_is_found_by_each(monkeypatch: pytest.MonkeyP
 
 
 def test_a_start_from_another_seed_is_found() -> None:
-    edged = stream()
+    edged = edged_stream()
     edged.run(range(2))
     with pytest.raises(IntegrityError, match="chunk 2, rank 0: latents_in"):
         edged.run([2], seed=4)
-    stream(check="noise").run([0], seed=4)
+    edged_stream(check="noise").run([0], seed=4)
 
 
 def test_a_recompute_is_looked_at_in_a_chunk_that_has_no_turn() -> None:
@@ -144,7 +138,7 @@ def test_other_context_than_was_sent_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_call_that_was_not_planned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    edged = stream()
+    edged = edged_stream()
     edged.run([0])
     kind = type(edged.rollout.generator)
     real: Any = kind._call
@@ -160,7 +154,7 @@ def test_a_call_that_was_not_planned_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_chunk_that_failed_leaves_nothing_behind() -> None:
-    edged = stream()
+    edged = edged_stream()
     edged.run([0])
     edged.rollout.generator.cache.reset()
     with pytest.raises(Exception, match="cache ends at token"):
@@ -210,7 +204,7 @@ def test_what_is_shown_is_what_later_chunks_see_in_every_chunk_of_default(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (fault,) = (fault for fault in EDGE_FAULTS if fault.name == name)
-    edged = stream(every=8)
+    edged = edged_stream(every=8)
     edged.run(range(3))
     fault.bring_about(edged.rollout, monkeypatch)
     with pytest.raises(IntegrityError, match=f"chunk 3, rank 0, {fault.names}") as raised:

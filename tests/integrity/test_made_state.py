@@ -5,19 +5,13 @@ import torch
 
 from scope_contracts.arithmetic import ReducedSum, check_sums
 from scope_contracts.errors import IntegrityError
-from scope_rt.checks import Checks
-from tests.integrity.audited import disarmed
-from tests.integrity.edged import MADE_FAULTS, REPLACED, EdgedStream, Fault
+from tests.integrity.audited import Fault
+from tests.integrity.edged import MADE_FAULTS, REPLACED, EdgedStream, edged_stream
 from tests.integrity.sharded import sharded
 from tests.thread_ranks import on_all_ranks, thread_ranks
-from tests.tiny_models import CONFIG, Rollout
+from tests.tiny_models import CONFIG
 
 FAULTS = pytest.mark.parametrize("fault", MADE_FAULTS, ids=str)
-
-
-def stream(check: str = "", *, every: int = 1) -> EdgedStream:
-    rollout = Rollout(sink=1, window=8, dtype=torch.float32)
-    return EdgedStream(rollout, every=every, checks=disarmed(check) if check else Checks())
 
 
 @FAULTS
@@ -25,7 +19,7 @@ def stream(check: str = "", *, every: int = 1) -> EdgedStream:
 def test_what_is_made_wrong_is_found_at_once_at_any_level(
     fault: Fault, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    edged = stream(every=every)
+    edged = edged_stream(every=every)
     edged.run(range(3))
     fault.bring_about(edged.rollout, monkeypatch)
     with pytest.raises(IntegrityError, match=rf"chunk 3, rank 0: {fault.names}"):
@@ -34,14 +28,14 @@ def test_what_is_made_wrong_is_found_at_once_at_any_level(
 
 @FAULTS
 def test_without_the_check_it_is_used(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    edged = stream("made", every=8)
+    edged = edged_stream(check="made", every=8)
     edged.run(range(3))
     fault.bring_about(edged.rollout, monkeypatch)
     edged.run([3], new_text=True)
 
 
 def test_text_that_no_chunk_has_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    edged = stream(every=8)
+    edged = edged_stream(every=8)
     edged.run(range(3))
     REPLACED.bring_about(edged.rollout, monkeypatch)
     with pytest.raises(IntegrityError, match=rf"chunk 3, rank 0: {REPLACED.names}"):

@@ -17,12 +17,12 @@ from scope_rt.faults import FaultPoint
 from scope_rt.models.loading import embedded_folder
 from scope_rt.vae.checked import CheckedDecoder
 from scope_rt.vae.tiny import TinyVideoCodec
+from tests.integrity.audited import nothing
 from tests.integrity.corruption import Change
 from tests.integrity.rank0_streams import (
     AT,
     UNTOUCHED,
     flip_codec_weight,
-    nothing,
     nudge,
     pixels,
     shown_with,

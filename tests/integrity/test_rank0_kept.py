@@ -18,7 +18,8 @@ from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.tail import TailChunk
 from scope_rt.faults import FaultPoint
 from scope_rt.session import StreamSession
-from tests.integrity.rank0_streams import AT, UNTOUCHED, WITHIN, nothing, pixels, shown_with
+from tests.integrity.audited import nothing
+from tests.integrity.rank0_streams import AT, UNTOUCHED, WITHIN, pixels, shown_with
 from tests.tiny_folder import KREA_RECIPE, tiny_folder, write_tiny_folder
 
 RECOMPUTED = ScheduledEvent(chunk_index=AT, recompute=True)

@@ -11,8 +11,9 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.faults import FaultPoint
 from scope_rt.session import StreamSession
 from scope_rt.text.words import WordTextEncoder
+from tests.integrity.audited import nothing
 from tests.integrity.corruption import PROMPT, Change, flip_bit
-from tests.integrity.rank0_streams import AT, UNTOUCHED, nothing, pixels, shown_with
+from tests.integrity.rank0_streams import AT, UNTOUCHED, pixels, shown_with
 
 
 def test_a_prompt_that_is_encoded_wrong_once_is_refused() -> None:
