@@ -50,7 +50,9 @@ class Kind(StrEnum):
     """What a part is for."""
 
     BUDGETED = "parity, digests, budget, stream log"
-    """These together have a budget."""
+    """These together have a budget, with `WRITTEN`."""
+    WRITTEN = "the log's own thread"
+    """A stream waits for none of it; its CPU time counts."""
     ALWAYS = "and envelope checks, heartbeat"
     """Every stream pays for these too."""
     BETWEEN_RANKS = "between ranks"
@@ -185,11 +187,17 @@ def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
     def keep() -> None:
         latents = bytes(bytes_of(steady.chunk.latents))
         log.append(finished_record(steady.chunk, with_latents=True), latents)
-        log.flush()  # as a stream does once a chunk: the envelope waits for it
 
     return [
         Part(name="answer and state digest", moment=moment, work=check),
-        _logged("stream log, all of it written", moment, keep),
+        _logged("stream log, latents", moment, keep),
+        Part(  # once a chunk, as in a stream: the envelope waits for it
+            name="stream log, both written",
+            moment=moment,
+            kind=Kind.WRITTEN,
+            work=log.flush,
+            clock=time.process_time,
+        ),
         Part(
             name="snapshot",
             moment=moment,
@@ -208,7 +216,7 @@ def _arrived(steady: SteadyChunk, log: StreamLog, folder: Path) -> list[Part]:
 
 
 def _logged(name: str, moment: Moment, work: Callable[[], None]) -> Part:
-    """Another thread writes the records of a chunk; its CPU time counts."""
+    """A record is encoded by who appends it, and written later by another thread."""
     return Part(name=name, moment=moment, work=work, clock=time.process_time)
 
 

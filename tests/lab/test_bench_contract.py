@@ -9,6 +9,7 @@ from scope_lab import bench_contract
 from scope_lab.bench_contract import ContractBenchmark, Cost, Slowdown, table
 from scope_lab.contract_parts import Kind, Moment, contract_parts
 from scope_lab.main import main as lab
+from scope_rt import disk
 from scope_rt.config import StreamConfig
 from scope_rt.record import stream_log
 from scope_rt.record.log_disk import write_at
@@ -32,6 +33,7 @@ FOUND = ContractBenchmark(
     chunk_ms=10.0,
     costs=(COST, replace(COST, name="snapshot", share=0.5, kind=Kind.ON_REQUEST)),
     share=0.009,
+    share_queued=0.008,
     share_always=0.02,
     whole=Slowdown(median=0.005, lowest=-0.01, highest=0.02),
     noise=Slowdown(median=0.001, lowest=-0.012, highest=0.004),
@@ -47,8 +49,9 @@ def measured() -> ContractBenchmark:
 def test_the_shares_are_the_sums_of_their_parts(measured: ContractBenchmark) -> None:
     share = {kind: sum(cost.share for cost in measured.costs if cost.kind is kind) for kind in Kind}
     assert all(share.values())
-    assert measured.share == pytest.approx(share[Kind.BUDGETED])
-    assert measured.share_always == pytest.approx(share[Kind.BUDGETED] + share[Kind.ALWAYS])
+    assert measured.share_queued == pytest.approx(share[Kind.BUDGETED])
+    assert measured.share == pytest.approx(share[Kind.BUDGETED] + share[Kind.WRITTEN])
+    assert measured.share_always == pytest.approx(measured.share + share[Kind.ALWAYS])
 
 
 def test_parity_digests_budget_and_log_are_all_measured(measured: ContractBenchmark) -> None:
@@ -82,14 +85,18 @@ def test_a_record_costs_what_it_takes_until_it_is_written(
         write_at(file, start, data)
 
     config = StreamConfig.of(write_tiny_folder(tmp_path / "model"))
+    monkeypatch.setattr(disk, "_IDLE_S", 60.0)  # else what is queued is written after a second
     with contract_parts(config, folder=tmp_path) as parts:
         monkeypatch.setattr(stream_log, "write_at", slowly)
         logged = [part for part in parts if part.name.startswith("stream log")]
-        assert len(logged) == 2
+        assert [part.kind for part in logged] == [Kind.BUDGETED, Kind.BUDGETED, Kind.WRITTEN]
         num_bytes = (tmp_path / "parts.scope").stat().st_size
+        sizes = []
         for part in logged:
             part.work()
             assert part.clock is time.process_time
+            sizes.append((tmp_path / "parts.scope").stat().st_size)
+        assert sizes[:2] == [num_bytes] * 2, "nothing is written that was counted as queued only"
         written = (tmp_path / "parts.scope").read_bytes()[num_bytes:]
         assert [b"planned" in written, b"finished" in written] == [True, True]
 

@@ -15,6 +15,7 @@ def test_json_holds_a_ratio_for_every_part(capsys: pytest.CaptureFixture[str]) -
     result = json.loads(capsys.readouterr().out)
     assert list(result["frames_per_s"]) == [
         "single, end to end",
+        "single, nothing kept or verified",
         "generation only",
         "decode only",
         "encode only",
@@ -23,6 +24,7 @@ def test_json_holds_a_ratio_for_every_part(capsys: pytest.CaptureFixture[str]) -
         assert 0 < figure["lowest"] <= figure["median"] <= figure["highest"]
         assert figure["ratio"] == figure["median"] / result["fps"]
     assert 0 < result["overhead_share"] < 1
+    assert 0 < result["bare_overhead_share"] < 1
 
 
 def test_the_measured_stream_has_what_every_stream_of_the_command_has(tmp_path: Path) -> None:
@@ -33,3 +35,10 @@ def test_the_measured_stream_has_what_every_stream_of_the_command_has(tmp_path: 
         assert header is not None
         assert header.next_chunk_index % 2 == 0
         assert history.durable.keys() == history.finished.keys()
+
+
+def test_the_bare_stream_keeps_and_verifies_nothing(tmp_path: Path) -> None:
+    bench = bench_stream.Bench(num_chunks=2, folder=tmp_path)
+    bench.end_to_end(bench_stream.BARE)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.mp4"]
+    assert not bench._sessions[bench_stream.BARE].setup.verifies
