@@ -22,6 +22,7 @@ from scope_rt.models.shards import is_sharded
 from scope_rt.tensor_files.safetensors_file import tensors_of
 from scope_rt.tensor_files.stored_tensor import Shard, TensorReader
 from scope_runners.main import main
+from tests.damage import flip
 from tests.models.test_folder_contents import cache, folder, settle
 from tests.models.test_weight_files import rename_to_original, split_file
 from tests.real_checkpoints import SELF_FORCING
@@ -35,12 +36,6 @@ SHARDED = "blocks.0.attn1.to_q.weight"
 def vouched(folder: Path) -> ModelFolder:
     Manifest.of(folder).write(folder)
     return ModelFolder.open(folder)
-
-
-def flip(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def load(model: ModelFolder, size: int = 1, dtype: torch.dtype = torch.float32) -> None:

@@ -13,6 +13,7 @@ from scope_lab.sample_log import planned
 from scope_rt.record import snapshot
 from scope_rt.record.snapshot import SnapshotStore, look
 from scope_rt.record.snapshot_header import check_identity
+from tests.damage import flip
 from tests.record.snapshots import HEADER, State, Text, saved
 
 
@@ -48,23 +49,17 @@ def tensor_file(folder: Path) -> Path:
     return max((path for path in folder.iterdir()), key=lambda path: len(path.name))
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 def test_damage_is_named_and_never_loaded(tmp_path: Path) -> None:
     way_out = f"to start the stream anew, delete {tmp_path / 's'}"
     saved(tmp_path / "s")
-    flip(tensor_file(tmp_path / "s"))
+    flip(tensor_file(tmp_path / "s"), -1)
     with pytest.raises(UserInputError, match=r"is damaged \(the bytes of .*\); to start") as error:
         SnapshotStore(tmp_path / "s").load(State)
     assert way_out in str(error.value)
     tensor_file(tmp_path / "s").unlink()
     with pytest.raises(UserInputError, match=r"is damaged \(.*: No such file"):
         SnapshotStore(tmp_path / "s").load(State)
-    flip(tmp_path / "s" / "state.1")
+    flip(tmp_path / "s" / "state.1", -1)
     with pytest.raises(UserInputError, match=r"is damaged \(the checksum of state"):
         SnapshotStore(tmp_path / "s").header()
     assert look(tmp_path / "s") is None

@@ -21,6 +21,7 @@ from scope_lab.sample_log import finished, opened, packed, planned, story, write
 from scope_rt.record.reader import open_log
 from scope_runners.inspect_recording import add_inspect_arguments, run_inspect
 from scope_runners.main import main
+from tests.damage import flip
 
 
 def inspect(path: Path, *arguments: str) -> int:
@@ -170,10 +171,8 @@ def test_a_crash_is_told_with_what_it_left(
 def test_damage_is_an_error_after_what_is_whole_was_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "a.scope"
-    data = bytearray(packed(story()))
-    data[len(packed(story()[:8])) + 20] ^= 1
-    path.write_bytes(data)
+    path = write(tmp_path / "a.scope", story())
+    flip(path, len(packed(story()[:8])) + 20)
     with pytest.raises(ContractError, match="the log is damaged"):
         inspect(path)
     assert "1 chunk (0.8 s of video)" in capsys.readouterr().out
@@ -238,9 +237,7 @@ def test_damage_is_told_with_the_path_and_the_fix(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path / "a.scope", story())
-    data = bytearray(path.read_bytes())
-    data[len(packed(story()[:4])) + 20] ^= 1
-    path.write_bytes(data)
+    flip(path, len(packed(story()[:4])) + 20)
     assert main(["inspect", str(path)]) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"scope-rt: the recording {path}: byte ")
@@ -331,6 +328,7 @@ def test_looking_at_a_recording_loads_no_torch(tmp_path: Path) -> None:
     path = write(tmp_path / "a.scope", story())
     program = f"""
 import sys
+from tests.damage import flip
 from tests.runners.test_inspect import inspect
 inspect({str(path)!r})
 assert "torch" not in sys.modules, "inspect takes seconds to start"

@@ -10,6 +10,7 @@ import pytest
 from scope_runners import show
 from scope_runners.main import main
 from scope_runners.verify import sealed
+from tests.damage import flip
 from tests.runners.streams import SHORT
 
 
@@ -29,12 +30,6 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 def without(summary: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in summary.items() if key != "checksum"}
-
-
-def flip(path: Path, position: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("named", ["a.mp4", "a.json", "a.scope"])
