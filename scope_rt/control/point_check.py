@@ -13,8 +13,8 @@ from scope_rt.record.log_index import LogIndex
 from scope_rt.record.progress import StreamProgress
 from scope_rt.tensors import sha256_of
 
-Told = tuple[str, object, object]
-"""What is told of twice: its name, what the point says, and what the log says."""
+_Compared = tuple[str, object, object]
+"""What is compared: its name, what the point says, and what the log says."""
 
 
 def unlogged(point: ResumePoint, progress: StreamProgress) -> PendingChunk | None:
@@ -30,13 +30,13 @@ def unlogged(point: ResumePoint, progress: StreamProgress) -> PendingChunk | Non
 
 def difference(point: ResumePoint, log: LogIndex) -> str:
     """What `point` says otherwise than the log, in a few words; empty where that is nothing."""
-    for what, saved, logged in _told(point, log):
+    for what, saved, logged in _compared(point, log):
         if saved != logged:
             return f"{what}: saved is {saved}, logged {logged}"
     return ""
 
 
-def _told(point: ResumePoint, log: LogIndex) -> Iterator[Told]:
+def _compared(point: ResumePoint, log: LogIndex) -> Iterator[_Compared]:
     end, progress = point.counts.next_chunk_index, log.progress
     of_this = progress.shown.between(progress.begun_at, end)
     num_unlogged = int(unlogged(point, progress) is not None)
@@ -56,10 +56,10 @@ def _told(point: ResumePoint, log: LogIndex) -> Iterator[Told]:
     yield "epoch", point.counts.cache_epoch, progress.planned.number_of(end - 1)
     asked = log.newest_prompt(before=end)
     if asked is not None:
-        yield from _text_told(point, asked)
+        yield from _compared_text(point, asked)
 
 
-def _text_told(point: ResumePoint, asked: Control) -> Iterator[Told]:
+def _compared_text(point: ResumePoint, asked: Control) -> Iterator[_Compared]:
     """`asked` is the newest prompt that took effect before the point."""
     text, under_way = point.conditioning, point.transition
     yield "prompt", None if text is None else text.prompt, asked.prompt
