@@ -174,21 +174,33 @@ class Server:
     """Starts with the first process that is asked for, and ends with its owner.
 
     Its processes have imported our packages from the folders of `packages`, where there are any,
-    and else from this repository.
+    and else from this repository. One `of` another server is forked from that one, and runs the
+    code `first` before it serves.
     """
 
-    def __init__(self, path: Path, *packages: Path) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, *packages: Path, of: "Server | None" = None, first: str = ""
+    ) -> None:
+        self.path = path
         self.packages = packages
-        self._process: subprocess.Popen[bytes] | None = None
+        self._of = of
+        self._first = first
+        self._process: subprocess.Popen[bytes] | Process | None = None
+        self._input = -1
 
     def connect(self) -> socket.socket:
-        if not self._path.exists():
-            self._start()
+        if not self.path.exists():
+            self.start()
         link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST_ORDER)
-        link.connect(str(self._path))
+        link.connect(str(self.path))
         return link
+
+    @property
+    def pid(self) -> int:
+        """Of the process that serves."""
+        assert self._process is not None, "it has not started"
+        return self._process.pid
 
     def __enter__(self) -> "Server":
         return self
@@ -197,24 +209,43 @@ class Server:
         self.close()
 
     def close(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
+        if self._process is not None:
+            os.close(self._input)
             self._process.wait(10.0)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Blocks until it serves.
+
+        Raises:
+            RuntimeError: it has ended, or does not serve within START_S.
+        """
+        its_input, self._input = os.pipe()
+        self._process = self._launched(its_input)
+        os.close(its_input)
+        deadline_s = time.monotonic() + START_S
+        while not self.path.exists():
+            if self._process.poll() is not None:
+                raise RuntimeError("the server of warm processes has ended")
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"the server of warm processes did not start in {START_S} s")
+            time.sleep(0.01)
+
+    def _launched(self, its_input: int) -> "subprocess.Popen[bytes] | Process":
         root = Path(__file__).parents[1]
+        if self._of is not None:
+            code = f"{self._first}\nfrom tests.warm_python import serve\nserve({str(self.path)!r})"
+            command = [sys.executable, "-c", code]
+            with Path(os.devnull).open("w") as none:
+                return Process(
+                    command, cwd=root, stdin=its_input, stdout=none.fileno(), server=self._of
+                )
         first = map(str, [*self.packages, os.environ.get("PYTHONPATH", ""), root])
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(self._path)],
-            stdin=subprocess.PIPE,
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(self.path)],
+            stdin=its_input,
             cwd=(*self.packages, root)[0],
             env=os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, first))},
         )
-        deadline_s = time.monotonic() + START_S
-        while not self._path.exists():
-            assert self._process.poll() is None, "the server of warm processes has ended"
-            assert time.monotonic() < deadline_s, f"it did not start within {START_S} s"
-            time.sleep(0.01)
 
 
 def warm_launchers() -> None:
@@ -329,20 +360,16 @@ def _run(kind: str, what: str) -> int:
     return 0
 
 
-def _main(path: str) -> int:
+def serve(path: str) -> None:
+    """Fork processes from this one until its standard input ends; each of them ends here."""
     added = os.environ.get("PYTHONPATH", "").split(":")
-    gc.disable()  # nothing of what is imported is garbage
-    for module in PRELOADED:
-        import_module(module)
     own_path = [entry for entry in sys.path[1:] if entry not in added]
-    warm_launchers()
-    _warm_torchrun()
     Process.server = Server(Path(path))
     gc.freeze()
     gc.enable()
     order = _serve(Path(path))
     if order is None:
-        return 0
+        return
     code = _run(*_take_over(order, own_path))
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -352,7 +379,16 @@ def _main(path: str) -> int:
     os._exit(code)
 
 
+def _main(path: str) -> None:
+    gc.disable()  # nothing of what is imported is garbage
+    for module in PRELOADED:
+        import_module(module)
+    warm_launchers()
+    _warm_torchrun()
+    serve(path)
+
+
 if __name__ == "__main__":
     # The one that tests import, so that a launcher in a warm process finds this server.
     this: Any = import_module("tests.warm_python")
-    raise SystemExit(this._main(sys.argv[1]))
+    this._main(sys.argv[1])
