@@ -4,11 +4,15 @@ import pytest
 
 from scope_runners.namespaces import why_not
 from tests.break_it.broken import HEARTBEAT_S, Broken
+from tests.break_it.warm_host import warm_second_host
 
 
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-def test_a_stream_over_two_hosts_survives_a_cut_cable(broken: Broken) -> None:
-    result = broken("cable-cut")
+def test_a_stream_over_two_hosts_survives_a_cut_cable(
+    broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with warm_second_host(monkeypatch):
+        result = broken("cable-cut")
     assert result.ends == ("LinkTimeoutError",) * 2
     assert all(error_s is not None and error_s < HEARTBEAT_S for error_s in result.error_s)
     assert len(result.error_s) == 2
