@@ -1,8 +1,9 @@
 """What a numeric test claims holds with the kernels of older processors too.
 
 Modules marked `numeric` run again in a process of their own for every set of kernels that this
-processor can run besides its best one, with which the rest of the suite runs: those of streams with
-the oldest ones in the suite, with the others, and those of language models, in the laboratory.
+processor can run besides its best one, with which the rest of the suite runs. In the suite these
+are the modules of streams, and of each test's cases every eighth and the last, but for two tests
+that import for seconds; in the laboratory all cases, and the modules of language models.
 """
 
 import os
@@ -19,26 +20,19 @@ NOT_HERE = 77
 """Exit code where the processor lacks the kernels: torch takes others and says nothing."""
 CHILD = f"""
 import sys, pytest, torch
-want, *arguments = sys.argv[1:]
+from tests.test_cpu_kernels import Sample
+want, step, *arguments = sys.argv[1:]
 got = torch.backends.cpu.get_cpu_capability()
 if got != want:
     print(got)
     sys.exit({NOT_HERE})
-sys.exit(pytest.main(arguments))
+sys.exit(pytest.main(arguments, plugins=[Sample(int(step))]))
 """
+OPTIONS = ["-q", "-x", "-m", "numeric", "-p", "no:cacheprovider", "-p", "no:xdist"]
 # flex compiles for seconds, and then calls the kernels that the other backends call too.
-OPTIONS = [
-    "-q",
-    "-x",
-    "-m",
-    "numeric",
-    "-k",
-    "not flex",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:xdist",
-]
+ALL = ["-k", "not flex"]
+# What each imports, diffusers and the profiler, costs more than a fifth of all the others.
+SAMPLE = ["-k", "not flex and not equals_diffusers and not kernel_family"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +52,25 @@ class Kernels:
             "ONEDNN_MAX_CPU_ISA": self.onednn,
             "OMP_NUM_THREADS": "1",
         }
+
+
+class Sample:
+    """Of each test's cases every so many, from the first on, and the last."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    @pytest.hookimpl(trylast=True)  # after -m and -k
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        tests: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        items[:] = [
+            case
+            for cases in tests.values()
+            for number, case in enumerate(cases)
+            if number % self._step == 0 or case is cases[-1]
+        ]
 
 
 OLDER = [
@@ -80,28 +93,23 @@ def numeric_modules(*, of_streams: bool) -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("kernels", "of_streams"),
+    ("of_streams", "step"),
     [
-        pytest.param(OLDER[0], True, id="DEFAULT-streams"),
-        pytest.param(OLDER[0], False, id="DEFAULT-lm", marks=pytest.mark.lab),
-        pytest.param(OLDER[1], True, id="AVX2-streams", marks=pytest.mark.lab),
-        pytest.param(OLDER[1], False, id="AVX2-lm", marks=pytest.mark.lab),
+        pytest.param(True, 8, id="sample"),
+        pytest.param(True, 1, id="streams", marks=pytest.mark.lab),
+        pytest.param(False, 1, id="lm", marks=pytest.mark.lab),
     ],
 )
+@pytest.mark.parametrize("kernels", OLDER, ids=lambda kernels: kernels.aten)
 def test_numeric_tests_hold_with_the_kernels_of_older_processors(
-    kernels: Kernels, of_streams: bool
+    kernels: Kernels, of_streams: bool, step: int
 ) -> None:
     if torch.backends.cpu.get_cpu_capability() == kernels.aten:
         pytest.skip(f"the suite itself runs with {kernels.aten} kernels here")
+    modules = numeric_modules(of_streams=of_streams)
+    chosen = ALL if step == 1 else SAMPLE
     ran = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            CHILD,
-            kernels.aten,
-            *OPTIONS,
-            *numeric_modules(of_streams=of_streams),
-        ],
+        [sys.executable, "-c", CHILD, kernels.aten, str(step), *OPTIONS, *chosen, *modules],
         cwd=ROOT,
         env=kernels.environment,
         capture_output=True,
@@ -113,3 +121,4 @@ def test_numeric_tests_hold_with_the_kernels_of_older_processors(
         got = ran.stdout.strip()
         pytest.skip(f"this processor has no {kernels.aten} kernels; torch took {got} ones")
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+    assert " passed" in ran.stdout
