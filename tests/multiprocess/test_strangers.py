@@ -136,18 +136,10 @@ def _table(name: str) -> list[str]:
     return path.read_text().splitlines()[1:] if path.exists() else []
 
 
-@pytest.mark.parametrize(
-    "says",
-    [b"", b"\x01", b"\0" * 8, b"\0" * 80, b"\xff" * 4096],
-    ids=["nothing", "half", "zero", "more", "noise"],
-)
-def test_strangers_at_the_ports_of_gloo_join_nothing_and_are_gone_with_a_restart(
+def while_strangers_connect(
     ranks: Ranks, port: int, says: bytes
-) -> None:
-    """They connect to every port on which a rank listens as soon as it does, and stay. Eight bytes
-    of zero are what the first rank to connect says to gloo: they may take its place, and no more.
-    """
-    assert ranks.results(3, build_groups_and_talk, port=port, times=1) == [[], [], []]
+) -> tuple[list[list[str]], set[int]]:
+    """What each rank of a meeting says, and the ports at which strangers reached them."""
     pids = [process.pid for process in ranks._processes]
     is_over, reached = threading.Event(), set[int]()
     with ExitStack() as connections:
@@ -168,6 +160,25 @@ def test_strangers_at_the_ports_of_gloo_join_nothing_and_are_gone_with_a_restart
         finally:
             is_over.set()
             attacking.join(30)
+    return by_rank, reached
+
+
+@pytest.mark.parametrize(
+    "says",
+    [b"", b"\x01", b"\0" * 8, b"\0" * 80, b"\xff" * 4096],
+    ids=["nothing", "half", "zero", "more", "noise"],
+)
+def test_strangers_at_the_ports_of_gloo_join_nothing_and_are_gone_with_a_restart(
+    ranks: Ranks, port: int, says: bytes
+) -> None:
+    """They connect to every port on which a rank listens as soon as it does, and stay. Eight bytes
+    of zero are what the first rank to connect says to gloo: they may take its place, and no more.
+    """
+    assert ranks.results(3, build_groups_and_talk, port=port, times=1) == [[], [], []]
+    for _ in range(10):  # on a busy machine the strangers may come when nobody listens any more
+        by_rank, reached = while_strangers_connect(ranks, port, says)
+        assert all(len(refused) <= 1 for refused in by_rank), by_rank
+        if reached:
+            break
     assert reached, "the strangers found no port in time"
-    assert all(len(refused) <= 1 for refused in by_rank), by_rank
     assert ranks.results(3, build_groups_and_talk, port=port, times=1) == [[], [], []]
