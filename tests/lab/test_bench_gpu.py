@@ -38,7 +38,7 @@ def test_what_is_told_is_whole_json_and_goes_to_a_file_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "gpu.jsonl"
-    assert main([*TINY, "--only", "machine", "--budget", "100", "--out", str(out)]) == 0
+    assert main([*TINY, "--only", "machine", "--budget", "500", "--out", str(out)]) == 0
     told = lines_of(capsys.readouterr().out)
     assert [line["phase"] for line in told] == ["machine", "machine"]
     assert told[0]["device"] == "cpu"

@@ -38,7 +38,9 @@ def test_a_log_of_ten_times_the_chunks_is_resumed_in_the_same_memory(tmp_path: P
     short = write(tmp_path / "short", begun + chunks(0, 100))
     long = write(tmp_path / "long", begun + chunks(0, 1000))
     held_bytes(short)  # what is made once
-    assert abs(held_bytes(long) - held_bytes(short)) < MOST_BYTES
+    # The least of three: another thread of the test's process may keep something meanwhile.
+    of_long, of_short = (min(held_bytes(path) for _ in range(3)) for path in (long, short))
+    assert abs(of_long - of_short) < MOST_BYTES
 
 
 def test_the_newest_chunks_before_a_resume_point_are_found_across_restarts(tmp_path: Path) -> None:
