@@ -40,11 +40,18 @@ def frequencies(head_dim: int) -> tuple[Array, NDArray[np.intp]]:
     return np.asarray(rates), axes
 
 
+def angles(positions: Sequence[tuple[int, int, int]], head_dim: int) -> Array:
+    """Radians by which every pair of channels is turned, of each token's frame, row and column:
+    `[N, D / 2]`."""
+    rates, axes = frequencies(head_dim)
+    radians: Array = np.asarray(positions, dtype=np.float64)[:, axes] * rates
+    return radians
+
+
 def turned(x_HD: Array, positions: Sequence[tuple[int, int, int]]) -> Array:
     """Pairs of channels turned by each token's frame, row and column: `[N, H, D]`."""
-    rates, axes = frequencies(x_HD.shape[-1])
-    angles = np.asarray(positions, dtype=np.float64)[:, axes] * rates
-    cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    radians = angles(positions, x_HD.shape[-1])
+    cos, sin = np.cos(radians)[:, None], np.sin(radians)[:, None]
     even, odd = x_HD[..., 0::2], x_HD[..., 1::2]
     out = np.empty((len(positions), *x_HD.shape))
     out[..., 0::2] = even * cos - odd * sin
@@ -100,23 +107,24 @@ class Attended(NamedTuple):
     largest_bias: Tensor
     audit: Audit
     window: WriteWindow
+    score_error_BH1N: Tensor | None = None
+    """Of queries and keys that attention turned; None where they came turned."""
 
 
 def attended(
     q_BNHD: Tensor,
-    shown_BKHD: Rows,
+    k_BKHD: Tensor,
+    value_sums_BKHS: Tensor,
     biases_NK: Tensor,
-    signs_DS: Tensor,
     workspace: Workspace,
-) -> tuple[Tensor, Rows]:
-    """Softmax attention, and the rows it saw: `moments_BHSN` and `rows_BKHS` of `Attended`.
+) -> Tensor:
+    """Softmax attention: `moments_BHSN` of `Attended`.
 
     Sums are taken of values, not of what comes out: half of the products.
     """
-    k, _ = shown_BKHD
+    k = k_BKHD
     batch, queries, heads, dim = q_BNHD.shape
-    key_sums, value_sums = row_sums(shown_BKHD, signs_DS)
-    values = value_sums.permute(0, 2, 3, 1).flatten(0, 1)
+    values = value_sums_BKHS.permute(0, 2, 3, 1).flatten(0, 1)
     values = torch.cat((values, values * values), dim=1)
     q = q_BNHD.transpose(1, 2).flatten(0, 1)
     kT = k.permute(0, 2, 3, 1).flatten(0, 1)
@@ -130,7 +138,7 @@ def attended(
         torch.baddbmm(bias, part, kT, alpha=dim**-0.5, out=scores)
         parts.append(torch.bmm(values, torch.softmax(scores, -1, out=weights).mT))
     moments = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-    return moments.view(batch, heads, -1, queries), (key_sums, value_sums)
+    return moments.view(batch, heads, -1, queries)
 
 
 def of_batch(rows_BKHD: Rows, batch: int | None, dtype: torch.dtype) -> Rows:
@@ -184,6 +192,9 @@ def attention_sums(
     spread = (squares - mean * mean).clamp_min_(0).sqrt_().add_(longest_v * math.sqrt(dim * work))
     r = (2 * work * (LAMBDA + 6) / math.sqrt(dim)) * q_lengths_RBHN[..., None, :] * longest_k
     r += (2 * work) * (6 * (math.log(num_keys) + bias) + EXP_ROUNDINGS)
+    turning = [each.score_error_BH1N for each in made if each.score_error_BH1N is not None]
+    if turning:
+        r += torch.stack(turning)
     per_size = work * (2 * LAMBDA * math.sqrt(num_keys / 3) + LAMBDA * math.sqrt(dim) + 16)
     if is_half:
         per_size += 2 * rounding.store

@@ -23,11 +23,14 @@ from scope_rt.integrity.oracle_attention import (
     largest,
     longest,
     of_batch,
+    row_sums,
     turned,
 )
+from scope_rt.integrity.window_turn import WindowTurn
 from scope_rt.models.causal_wan import Block, TextKV
 from scope_rt.models.chunk_attention import BlockCausalSelfAttention, CachedSelfAttention
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.recipe_choices import Positions
 
 Attend = CachedSelfAttention | BlockCausalSelfAttention
 
@@ -75,6 +78,9 @@ class BlockRecorder:
         """What the first call saw, by layer, window and batch row."""
         self._biases: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
         self._turned: dict[tuple[object, ...], Tensor] = {}
+        self._turns_in_window = generator.positions is Positions.IN_WINDOW
+        """Whether attention turns queries and keys, which come unturned."""
+        self._window_turns: dict[tuple[object, ...], WindowTurn] = {}
         self._groups = [(block, block.group) for block in blocks.values()]
         self._handles: list[RemovableHandle] = []
         for layer, block in blocks.items():
@@ -189,11 +195,15 @@ class BlockRecorder:
         shown = of_batch(shown, record.audit.batch, weights.dtype)
         queries = record.own_rows(given[0]).to(weights.dtype)
         biases, largest_bias = self._biases_of(record)
-        moments, rows = attended(queries, shown, biases, weights.head_signs_DK, weights.workspace)
+        rows = row_sums(shown, weights.head_signs_DK)
+        keys, score_error = shown[0], None
+        if self._turns_in_window:
+            queries, keys, score_error = self._window_turn(record).turned(queries, keys)
+        moments = attended(queries, keys, rows[1], biases, weights.workspace)
         key = (layer, id(window), record.audit.batch)
         first = self.first_shown.get(key)
         lengths = (longest(shown[0]), longest(shown[1])) if first is None else first.longest_BH
-        made = Attended(moments, rows, lengths, largest_bias, record.audit, window)
+        made = Attended(moments, rows, lengths, largest_bias, record.audit, window, score_error)
         record.attended = made
         record.first = self.first_shown.setdefault(key, made)
 
@@ -218,9 +228,28 @@ class BlockRecorder:
         key = (plan.first_frame, plan.num_frames, audit.token)
         if key not in self._turned:
             positions = [plan.position(token) for token in self._tokens(audit)]
+            if self._turns_in_window:
+                positions = [_UNTURNED] * len(positions)
             made = torch.from_numpy(turned(self._weights.first_signs_HD, positions)).flatten(1)
             self._turned[key] = made.to(self._weights.device, self._weights.dtype)
         return self._turned[key]
+
+    def _window_turn(self, record: BlockRecord) -> WindowTurn:
+        window, plan, token = _known(record.window), record.plan, record.audit.token
+        key = (id(window), plan.first_frame, plan.num_frames, token)
+        if key not in self._window_turns:
+            self._window_turns[key] = WindowTurn(
+                plan,
+                window,
+                self._tokens(record.audit),
+                like=self._weights.head_signs_DK.T,
+                stored=self._generator.model.dtype,
+            )
+        return self._window_turns[key]
+
+
+_UNTURNED = (0, 0, 0)
+"""Where nothing is turned."""
 
 
 def _differ(rows: Tensor, given: Tensor) -> Tensor | bool:

@@ -18,7 +18,6 @@ from scope_rt.integrity.evidence import RankEvidence
 from scope_rt.integrity.made_state import MadeState
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.models.generator import ChunkGenerator
-from scope_rt.models.recipe_choices import Positions
 from scope_rt.tensor_digests import TensorDigests
 from scope_rt.tensors import bytes_of
 
@@ -53,8 +52,6 @@ class Verifier:
             within=self._within,
             checks=checks,
         )
-        self._recomputes_attention = generator.positions is Positions.IN_EPOCH
-        """Where keys are turned in each call anew, blocks are not computed again."""
         self._every, self._is_watched = 1 if is_strict else AUDITED_CHUNKS, False
         """Chunks to one whose calls are watched, and whether this one is."""
         self._arithmetic = ArithmeticCheck(
@@ -89,11 +86,10 @@ class Verifier:
         self._is_watched = not chunk % self._every or envelope.do_kv_recompute
         plans = self._planner.calls(envelope, tensors) if self._is_watched else []
         self._edges.begin(envelope, tensors, plans)
-        if self._is_watched and self._recomputes_attention:
+        if self._is_watched:
             self._arithmetic.begin(envelope, tensors, plans)
         else:
             self._arithmetic.abandon()
-        if not self._is_watched:
             self._planner.skip(envelope)
 
     def end(self, chunk: int, latents_BFCHW: Tensor, latents_sha256: str) -> RankEvidence:

@@ -7,11 +7,20 @@ from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.checks import Checks
+from scope_rt.models.recipe_choices import Positions
 from tests.integrity.audited import FAULTS, NUM_TURNS, AuditedStream, Fault, disarmed
+from tests.integrity.turning_faults import WINDOW_FAULTS
 from tests.tiny_models import Rollout
 
 CACHES = ("ring", "quantized:int8", "quantized:int4", "h2o", "paged:fp8", "hierarchical")
 DEFAULT, STRICT = IntegrityLevel.DEFAULT, IntegrityLevel.STRICT
+IN_EPOCH, IN_WINDOW = Positions.IN_EPOCH, Positions.IN_WINDOW
+EITHER = pytest.mark.parametrize("positions", Positions)
+OF_EITHER = pytest.mark.parametrize(
+    ("positions", "fault"),
+    [(IN_EPOCH, fault) for fault in FAULTS] + [(IN_WINDOW, fault) for fault in WINDOW_FAULTS],
+    ids=str,
+)
 
 
 def stream(
@@ -21,17 +30,20 @@ def stream(
     dtype: torch.dtype = torch.float32,
     cache: str = "ring",
     backend: str = "sdpa",
+    positions: Positions = IN_EPOCH,
 ) -> AuditedStream:
     choice = CacheChoice.named(cache)
     rollout = Rollout(sink=1, window=8, dtype=dtype, cache=choice, backend=backend)
+    rollout.generator.positions = positions
     return AuditedStream(rollout, level, checks)
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_clean_stream_passes(cache: str, dtype: torch.dtype) -> None:
-    stream(STRICT, dtype=dtype, cache=cache).run(range(5))
+@EITHER
+def test_a_clean_stream_passes(positions: Positions, cache: str, dtype: torch.dtype) -> None:
+    stream(STRICT, dtype=dtype, cache=cache, positions=positions).run(range(5))
 
 
 @pytest.mark.numeric
@@ -42,8 +54,9 @@ def test_a_clean_stream_passes_with_every_backend(backend: str, dtype: torch.dty
 
 
 @pytest.mark.numeric
-def test_a_clean_stream_passes_in_rotation() -> None:
-    stream(DEFAULT).run(range(NUM_TURNS + 1))
+@EITHER
+def test_a_clean_stream_passes_in_rotation(positions: Positions) -> None:
+    stream(DEFAULT, positions=positions).run(range(NUM_TURNS + 1))
 
 
 def test_a_stream_that_is_audited_now_and_then_takes_its_turns_as_often(
@@ -56,31 +69,33 @@ def test_a_stream_that_is_audited_now_and_then_takes_its_turns_as_often(
         audited.run(range(4, 8))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_strict_finds_a_fault_in_its_chunk(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    audited = stream(STRICT)
+@OF_EITHER
+def test_strict_finds_a_fault_in_its_chunk(
+    positions: Positions, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = stream(STRICT, positions=positions)
     audited.run(range(3))
     fault.bring_about(audited.rollout, monkeypatch)
     with pytest.raises(IntegrityError, match=f"chunk 3, rank 0, .*{fault.names}"):
         audited.run([3])
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@OF_EITHER
 def test_default_finds_a_fault_within_its_turns(
-    fault: Fault, monkeypatch: pytest.MonkeyPatch
+    positions: Positions, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    audited = stream(DEFAULT)
+    audited = stream(DEFAULT, positions=positions)
     audited.run(range(3))
     fault.bring_about(audited.rollout, monkeypatch)
     with pytest.raises(IntegrityError, match=f"rank 0, .*{fault.names}"):
         audited.run(range(3, 3 + NUM_TURNS))
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@OF_EITHER
 def test_a_fault_gets_through_where_its_check_is_disarmed(
-    fault: Fault, monkeypatch: pytest.MonkeyPatch
+    positions: Positions, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    audited = stream(STRICT, disarmed(fault.check))
+    audited = stream(STRICT, disarmed(fault.check), positions=positions)
     audited.run(range(3))
     fault.bring_about(audited.rollout, monkeypatch)
     audited.run([3])
