@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -260,6 +261,14 @@ def _warm_torchrun() -> None:
     handler.Popen = Process
 
 
+def _keep_operators() -> None:
+    """Processes of this one end without taking back, one by one, what torch has registered."""
+    every: Any = weakref.finalize
+    for finalizer in list(every._registry):
+        if finalizer.peek()[1].__module__ == "torch.library":
+            finalizer.atexit = False
+
+
 def _serve(path: Path) -> dict[str, Any] | None:
     """Fork processes until standard input ends; returns in each of them, with its order."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -385,6 +394,7 @@ def _main(path: str) -> None:
         import_module(module)
     warm_launchers()
     _warm_torchrun()
+    _keep_operators()
     serve(path)
 
 
