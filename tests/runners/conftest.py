@@ -11,7 +11,7 @@ from scope_runners.stop_request import STOPPING
 
 @pytest.fixture
 def heeded() -> Iterator[None]:
-    """Whoever started the tests may have had signals ignored, as `nohup` does; streams heed that."""
+    """Who started the tests may have had signals ignored, as `nohup` does; streams heed that."""
     with ExitStack() as at_end:
         for signum in STOPPING:
             is_ctrl_c = signum == signal.SIGINT
