@@ -177,7 +177,7 @@ class RecoveryConfig(_Part):
     record_latents: bool = _setting(False)
     """Whether the log holds every chunk's latents, so that it can be replayed."""
     snapshot: Path | None = _setting(None)
-    """A folder in which rank0 saves its resume point after every chunk; it needs a log."""
+    """A folder in which rank0 saves its resume point with every chunk; it needs a log."""
     resume: bool | None = _setting(None)
     """Whether to resume the stream of `snapshot`, or to replace it. None resumes what this run's
     ranks saved, and refuses to replace another stream, also one of which only `log` is there."""

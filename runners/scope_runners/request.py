@@ -209,7 +209,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         default=Path("out/stream.mp4"),
-        help="a .mp4 or .webm file; a .png and a .json go beside it",
+        help="a .mp4 or .webm file; a .png and a .json go beside it (default: out/stream.mp4)",
     )
     add("--trace", type=Path, metavar="FILE.json", help="write a Chrome/Perfetto trace")
     add(

@@ -15,7 +15,7 @@ class Chunk:
     """One emitted chunk: uint8 `frames` `[T, H, W, 3]` and how they came to be.
 
     `latents` are the generator's result `[F, C, H/8, W/8]`; `latents_sha256` is over their bytes.
-    Neither array may be changed: a video's writer still reads the one, a resume point the other.
+    A video's writer still reads `frames`: do not change them.
     """
 
     chunk_index: int

@@ -114,7 +114,7 @@ class StreamLoop:
         A chunk that an error kept from the consumer is forgotten: the stream begins with a cut.
         """
         self._delivery.begin()
-        self._pipeline.delivered()
+        self._pipeline.begin()
         self._saving.begin()
         self.retracting.begin(self.last_planned_chunk + 1)
         if self._emission is not None:

@@ -253,6 +253,12 @@ class Pipeline:
         self._stages.context.remember_frames(frames_BTHWC)
         self._received = _Received.NOT_DELIVERED
 
+    def begin(self) -> None:
+        """Another stream begins, with a hard cut: what is still in flight is dropped."""
+        self.delivered()
+        if self.in_flight:
+            self._first_epoch = self.position.planner.cache_epoch + 1
+
     def delivered(self) -> None:
         """The consumer gets the chunk that was received: its place is free."""
         self._received = _Received.DELIVERED

@@ -21,7 +21,7 @@ def unlogged(point: ResumePoint, progress: StreamProgress) -> PendingChunk | Non
     """The newest pending chunk where it is planned in the log and not finished: a kill came after
     it was saved, and before its record was written."""
     newest = point.pending[-1] if point.pending else None
-    if newest is None or newest.envelope.chunk_index + 1 != point.counts.next_chunk_index:
+    if newest is None:
         return None
     index, epoch = newest.envelope.chunk_index, newest.envelope.cache_epoch
     is_planned = progress.planned.number_of(index) == epoch
@@ -39,7 +39,11 @@ def difference(point: ResumePoint, log: LogIndex) -> str:
 def _compared(point: ResumePoint, log: LogIndex) -> Iterator[_Compared]:
     end, progress = point.counts.next_chunk_index, log.progress
     of_this = progress.shown.between(progress.begun_at, end)
-    num_unlogged = int(unlogged(point, progress) is not None)
+    newest_saved = unlogged(point, progress)
+    num_unlogged = int(newest_saved is not None)
+    if newest_saved is not None:
+        index = newest_saved.envelope.chunk_index
+        yield "plan of the newest chunk", newest_saved.envelope, log.plan_of(index)
     num_pending = len(point.pending) - num_unlogged
     yield "chunks shown", point.num_acknowledged + num_pending, len(of_this)
     pending = [each.envelope.chunk_index for each in point.pending[:num_pending]]

@@ -50,6 +50,7 @@ class Saving:
     def begin(self) -> None:
         """Another stream begins: its schedule is all in the log."""
         self._first_scheduled, self._begun = 0, None
+        self._when_saved = None  # where a save failed: the input was for the stream before
 
     def acknowledge_when_saved(self, acknowledge: Callable[[], None]) -> None:
         """Call `acknowledge` after the next save; no more is planned until then."""
@@ -126,8 +127,7 @@ class Saving:
     def _begin(
         self, pending: Sequence[Arrived], tail: StreamTail, cut_before: int | None = None
     ) -> None:
-        """Of a save that is under way nobody is told any more; it comes before this one, if it has
-        begun to write."""
+        """An earlier save is no longer waited for; if it is being written, it is there first."""
         if self._resume_points is None:
             return
         point = resume_point(

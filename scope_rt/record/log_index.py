@@ -7,8 +7,9 @@ from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from scope_contracts.envelope import PPEnvelope
 from scope_contracts.log_file import LogReader
-from scope_contracts.log_records import Control, Finished, Opened, Record
+from scope_contracts.log_records import Control, Finished, Opened, Planned, Record
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import open_log, read_entries
 
@@ -24,13 +25,18 @@ class LogIndex:
         """The byte of each chunk of `progress.shown`."""
         self._controls_at: list[tuple[int, int]] = []
         """Chunk and byte."""
+        self._planned_at: dict[int, int] = {}
+        """The byte of each plan of which no chunk was finished."""
         for entry in read_entries(path, self.progress):
             match entry.record:
                 case Opened(resumed_at_chunk=first):
                     self._controls_at = [each for each in self._controls_at if each[0] < first]
                 case Control(chunk_index=index):
                     self._controls_at.append((index, entry.start))
-                case Finished():
+                case Planned(envelope=envelope):
+                    self._planned_at[envelope.chunk_index] = entry.start
+                case Finished(chunk_index=index):
+                    self._planned_at.pop(index, None)
                     del self._finished_at[len(self.progress.shown) - 1 :]
                     self._finished_at.append(entry.start)
 
@@ -46,6 +52,14 @@ class LogIndex:
         for record in self._read(reversed(places)):
             if isinstance(record, Control) and record.embeds_sha256:
                 return record
+        return None
+
+    def plan_of(self, chunk_index: int) -> PPEnvelope | None:
+        """Of a chunk that was not finished; None where none was planned."""
+        start = self._planned_at.get(chunk_index)
+        for record in self._read(() if start is None else (start,)):
+            if isinstance(record, Planned):
+                return record.envelope
         return None
 
     def controls_from(self, first: int) -> list[Control]:

@@ -74,7 +74,10 @@ def look(folder: Path) -> SnapshotHeader | None:
 
 
 class SnapshotStore:
-    """The folder of one stream; used by one thread at a time. It need not exist before a save."""
+    """The folder of one stream. A save is written by the log's thread where there is a log.
+
+    The folder need not exist before.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._files = folder, SnapshotFolder(folder)

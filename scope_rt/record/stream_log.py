@@ -135,7 +135,7 @@ class StreamLog:
 
     @property
     def offset(self) -> int:
-        """Bytes of whole records, all that were appended: what a snapshot taken now must name.
+        """Bytes of whole records, all that were appended.
 
         Blocks until they are written, `STALL_TIMEOUT_S` at most. Raises `DamageError` where what
         was resumed is found to be damaged.

@@ -218,6 +218,34 @@ def test_after_a_resume_point_that_could_not_be_saved_another_stream_can_begin(
     assert [(chunk.chunk_index, chunk.cache_epoch) for chunk in loop.run(2)] == [(2, 1), (3, 1)]
 
 
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+@pytest.mark.parametrize("num_shown", [0, 1, 2])
+def test_no_chunk_of_a_stream_whose_input_could_not_be_saved_is_shown_in_the_next(
+    num_shown: int, max_in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is planned while control input awaits its save, not even the cut that begins it."""
+
+    def refuse() -> None:
+        raise SnapshotError("the disk is full")
+
+    points = MemoryResumePoints()
+    loop = loop_over(MemoryMesh(), max_in_flight=max_in_flight, resume_points=points)
+    stream = loop.run(8)
+    for _ in range(num_shown):
+        next(stream)
+    loop.inbox.post(Directive(conditioning=Conditioning("old", torch.ones(1, 1, 1))))
+    with monkeypatch.context() as patch:
+        patch.setattr(points, "begin", lambda point, log: refuse)
+        with pytest.raises(SnapshotError, match="the disk is full"):
+            next(stream)
+    new = Conditioning("new", 2 * torch.ones(1, 1, 1))
+    loop.inbox.post(replace(CUT, conditioning=new))
+    loop.begin()
+    shown = list(loop.run(3))
+    assert {(chunk.cache_epoch, chunk.prompt) for chunk in shown} == {(shown[0].cache_epoch, "new")}
+    assert len(shown) == 3
+
+
 def test_a_chunk_s_resume_point_belongs_to_the_log_s_end_before_its_own_record() -> None:
     points, log = MemoryResumePoints(), MemoryLog()
     for chunk in loop_over(MemoryMesh(), max_in_flight=2, resume_points=points, log=log).run(4):

@@ -112,6 +112,30 @@ def test_a_point_in_a_transition_is_resumed(tmp_path: Path) -> None:
     assert [chunk.chunk_index for chunk in stream] == list(range(len(stream)))
 
 
+def test_a_newest_chunk_that_is_not_logged_and_was_planned_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = SavedResumePoints.begin
+
+    def changed(self: SavedResumePoints, point: ResumePoint, *, log: Log) -> Callable[[], None]:
+        if not point.pending:
+            return begin(self, point, log=log)
+        *others, newest = point.pending
+        envelope = replace(newest.envelope, base_seed=newest.envelope.base_seed + 1)
+        point = replace(point, pending=(*others, replace(newest, envelope=envelope)))
+        return begin(self, point, log=log)
+
+    monkeypatch.setattr(SavedResumePoints, "begin", changed)
+    config = settings_in(tmp_path, record_latents=True)
+    with StreamSession(config) as session:
+        list(session.stream(PROMPT, num_chunks=AT + 1))
+    header = SnapshotStore(tmp_path / "snapshot").header()
+    assert header is not None
+    os.truncate(tmp_path / "log", header.log_offset)
+    with pytest.raises(UserInputError, match=r"\(plan of the newest chunk: saved is PPEnvelope"):
+        StreamSession(config.with_settings(resume=True))
+
+
 @pytest.mark.parametrize("has_it", [False, True])
 def test_a_chunk_that_was_saved_and_not_logged_is_logged_by_who_resumes(
     tmp_path: Path, has_it: bool

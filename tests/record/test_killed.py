@@ -39,9 +39,10 @@ def stream(folder: Path, report: Report) -> None:
     for index in range(NUM_CHUNKS):
         log.append(planned(index))
         pending = [*pending[1 - NUM_PENDING :], latents(index)]
-        log.append(*finished(index, values=latents(index).tolist()))
         state = State(next_chunk_index=index + 1, text=text, pending=tuple(pending))
-        store.save(header(0, index + 1), state, log=log)
+        wait = store.begin(header(0, index + 1), state, log=log)
+        log.append(*finished(index, values=latents(index).tolist()))
+        wait()
         report(str(index + 1))
         log.append(durable(index))
     assert log.failure is None
@@ -81,7 +82,11 @@ def check_resumable(life: Path, num_saved: int) -> None:
     log.close()
     history = read_history(life / "a.scope")
     assert (history.num_starts, history.torn_bytes) == (2, 0)
-    assert sorted(history.finished) == list(range(saved.next_chunk_index))
+    # The record of the newest chunk follows its snapshot: a resume adds what is not there yet.
+    assert sorted(history.finished) in (
+        list(range(saved.next_chunk_index)),
+        list(range(saved.next_chunk_index - 1)),
+    )
     assert len(history.durable) >= num_saved - 1
     with open_log(life / "a.scope") as file:
         reader = LogReader(file)
