@@ -23,7 +23,7 @@ import torch
 from scope_rt.bit_digest import bit_digest
 from scope_rt.models.file_contents import FileEntry
 
-VERSION = 2
+VERSION = 3
 LOCK_WAIT_S = 240.0
 """How long a rank waits for another that reads the same folder; then it reads too."""
 LOCK_WARNING_S = 10.0

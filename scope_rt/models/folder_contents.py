@@ -7,13 +7,14 @@ all of it as long as no file changes: then a fingerprint costs one `stat` per fi
 
 Kept digests are also what finds a disk that gives other bytes later than it did then: the slices
 that ranks load no longer add up to them. Of a folder without a manifest the first load is what all
-later ones are held against. A .pt is known as a whole: of its slices nobody knows what they held.
+later ones are held against. A .pt may hold more than a model; it is known by what is read of it.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +25,6 @@ from scope_rt.models.file_contents import (
     FileEntry,
     entry_of,
     entry_of_tensors,
-    is_known_by_tensors,
     model_files,
 )
 
@@ -40,14 +40,16 @@ class FolderContents:
         cache: ContentCache | None,
         files: Callable[[], Iterable[Path]] | None = None,
         at_open: Mapping[str, Stamp] = MappingProxyType({}),
+        loaded: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
         """`vouched` are the files of a manifest: tensors of theirs are not read here. `files` gives
         those that count; all of `folder` by default. `at_open` are the stamps from before anything
-        was read (`stamps_of`)."""
+        was read (`stamps_of`). `loaded` has, by file, the tensors that ranks load, where no others
+        of it count."""
         self._folder, self._cache = folder, cache
         self._files = files or partial(model_files, folder)
         self._vouched = {name: entry for name, entry in vouched.items() if entry.tensors}
-        self._at_open = at_open
+        self._at_open, self._loaded = at_open, loaded
         self._known: dict[str, FileContent] = {}
         self._at_start: Mapping[str, Stamp] = {}
         self._started_ns = 0
@@ -62,13 +64,17 @@ class FolderContents:
             stamps = self._stamps()
             if self._lacking(stamps) and self._cache is not None:
                 with self._cache.lock():
-                    self._known |= self._cache.load()
+                    self._recall(self._cache)
                     read = self._read_lacking(stamps)
             else:
                 read = self._read_lacking(stamps)
             known = {name: content.entry for name, content in self._known.items()}
             found = known | self._vouched_now(stamps) | read
-            return {name: found[name] for name in stamps}
+            return {name: self._counting(name, found[name]) for name in stamps}
+
+    def _counting(self, name: str, entry: FileEntry) -> FileEntry:
+        """What counts of a file."""
+        return entry.only(self._loaded[name]) if name in self._loaded else entry
 
     def tensors_known(self, files: Iterable[str]) -> dict[str, Mapping[str, int]] | None:
         """The digests of the tensors of each of these files; None where they are not known of one.
@@ -103,15 +109,13 @@ class FolderContents:
         """
         with _readable(self._folder):
             for name, digests in tensors.items():
-                if not is_known_by_tensors(self._folder / name):
-                    continue
                 stamp = Stamp.of(self._folder / name)
                 if stamp == self._at_start.get(name) and stamp.is_settled(self._started_ns):
-                    entry = entry_of_tensors(self._folder / name, digests)
-                    self._known[name] = FileContent(stamp=stamp, entry=entry)
+                    self._keep(name, stamp, entry_of_tensors(self._folder / name, digests))
             if keep and self._cache is not None:
                 with self._cache.lock():
-                    self._cache.save(self._cache.load() | self._known)
+                    self._recall(self._cache)
+                    self._cache.save(self._known)
 
     def check_unwritten(self, names: Iterable[str]) -> None:
         """What was read of these files so far is all of one state of them.
@@ -137,14 +141,28 @@ class FolderContents:
             now_ns, stamp = time.time_ns(), Stamp.of(self._folder / name)
             entry = read[name] = entry_of(self._folder / name)
             if name not in kept and stamp.is_settled(now_ns):
-                self._known[name] = FileContent(stamp=stamp, entry=entry)
+                self._keep(name, stamp, entry)
         return read
 
     def kept(self) -> dict[str, FileEntry]:
         """What is known already, of files that nobody has written since; reads none."""
         if self._cache is not None:
-            self._known = self._cache.load() | self._known
+            self._recall(self._cache)
         return kept_entries(self._folder, self._known)
+
+    def _recall(self, cache: ContentCache) -> None:
+        """What any process has kept, beside what this one knows."""
+        for name, content in cache.load().items():
+            own = self._known.setdefault(name, content)
+            if own.stamp == content.stamp:
+                self._known[name] = replace(own, entry=own.entry.joined(content.entry))
+
+    def _keep(self, name: str, stamp: Stamp, entry: FileEntry) -> None:
+        """Beside what is known of the same file by other tensors: another recipe may take those."""
+        before = self._known.get(name)
+        if before is not None and before.stamp == stamp:
+            entry = entry.joined(before.entry)
+        self._known[name] = FileContent(stamp=stamp, entry=entry)
 
     def _stamps(self) -> dict[str, Stamp]:
         return _stamps_of(self._folder, self._files())
@@ -154,9 +172,14 @@ class FolderContents:
         return [
             name
             for name, stamp in stamps.items()
-            if name not in self._vouched
-            and (name not in self._known or self._known[name].stamp != stamp)
+            if name not in self._vouched and not self._is_known(name, stamp)
         ]
+
+    def _is_known(self, name: str, stamp: Stamp) -> bool:
+        known = self._known.get(name)
+        if known is None or known.stamp != stamp:
+            return False
+        return known.entry.tensors.keys() >= set(self._loaded.get(name, ()))
 
     def _vouched_now(self, stamps: Mapping[str, Stamp]) -> dict[str, FileEntry]:
         """Their headers are read; whoever loads the tensors finds whether they are those."""
@@ -176,14 +199,14 @@ class FolderContents:
             now_ns = time.time_ns()  # a write from here on changes the stamp of a settled file
             read[name] = self._read_file(self._folder / name)
             if stamps[name].is_settled(now_ns):
-                self._known[name] = FileContent(stamp=stamps[name], entry=read[name])
+                self._keep(name, stamps[name], read[name])
             self._known = {name: known for name, known in self._known.items() if name in stamps}
             if self._cache is not None:
                 self._cache.save(self._known)
         return read
 
     def _read_file(self, path: Path) -> FileEntry:
-        return entry_of(path)
+        return entry_of(path, self._loaded.get(path.relative_to(self._folder).as_posix()))
 
 
 @contextmanager

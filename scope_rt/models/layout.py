@@ -156,6 +156,16 @@ class Layout:
         ]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
+    def weights_by_file(self) -> dict[str, dict[str, str]]:
+        """The diffusers name of each weight, by its file and by what it is known by there."""
+        key = f"{self.state_dict}/" if self.state_dict else ""
+        return {
+            path.relative_to(self.root).as_posix(): {
+                f"{key}{each.name}": name for name, each in tensors
+            }
+            for path, tensors in self.weights.by_file()
+        }
+
     def files(self) -> Iterator[Path]:
         """All files that what is computed follows from."""
         for place in self.places:

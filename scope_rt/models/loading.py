@@ -81,7 +81,10 @@ class ModelFolder:
         layout = Layout.of(path, recipe)
         path = layout.root
         _check_weights(layout)
-        manifest = Manifest.read(path)
+        manifest, lora = Manifest.read(path), _lora_of(path, layout)
+        vouched = {} if manifest is None else dict(manifest.files)
+        if lora is not None:  # whose factors are read by slice, and digested by nobody
+            vouched.pop(lora.path.relative_to(path).as_posix(), None)
         return cls(
             path=path,
             recipe=layout.family.recipe,
@@ -89,14 +92,15 @@ class ModelFolder:
             weights=layout.weights,
             contents=FolderContents(
                 path,
-                vouched={} if manifest is None else manifest.files,
+                vouched=vouched,
                 cache=ContentCache.of(path),
                 files=layout.files,
                 at_open=at_open,
+                loaded=layout.weights_by_file(),
             ),
             manifest=manifest,
             layout=layout,
-            lora=_lora_of(path, layout),
+            lora=lora,
         )
 
     def fingerprint(self) -> str:
@@ -111,7 +115,7 @@ class ModelFolder:
         """
         entries = self.contents.entries()
         self.contents.check_unwritten(entries)
-        if missing := self._tensors_by_file().keys() - entries.keys():
+        if missing := self.layout.weights_by_file().keys() - entries.keys():
             raise UserInputError(
                 f"cannot read {self.path / min(missing)}: it is gone; copy it again"
             )
@@ -123,9 +127,9 @@ class ModelFolder:
         """What the `stored` digests of all ranks' slices must add up to, by the same names: those
         of the manifest, or of the first time that the folder was read. None where neither is
         known. Reads no weights."""
-        files = self._tensors_by_file()
+        files = self.layout.weights_by_file()
         known = self.contents.tensors_known(files)
-        if known is None or any(known[name].keys() != files[name].keys() for name in files):
+        if known is None or any(files[name].keys() - known[name].keys() for name in files):
             return None
         return {
             f"{file}/{name}": known[file][tensor]
@@ -138,7 +142,7 @@ class ModelFolder:
         self.contents.learn(
             {
                 file: {tensor: whole[f"{file}/{name}"] for tensor, name in names.items()}
-                for file, names in self._tensors_by_file().items()
+                for file, names in self.layout.weights_by_file().items()
             },
             keep=keep,
         )
@@ -151,22 +155,16 @@ class ModelFolder:
         """
         if self.manifest is None:
             return
-        for name, tensor in self.weights.tensors.items():
-            file = tensor.path.relative_to(self.path).as_posix()
+        for file, names in self.layout.weights_by_file().items():
             entry = self.manifest.files.get(file)
-            want = None if entry is None else entry.tensors.get(tensor.name)
-            if want is None:  # the file was added, or is known as a whole
-                continue
-            if whole[f"{file}/{name}"] != want and bit_digest(tensor.read()) != want:
-                what = "is not what it was"
-                raise refusal(self.path, Difference(file=file, tensor=tensor.name, what=what))
-
-    def _tensors_by_file(self) -> dict[str, dict[str, str]]:
-        """The diffusers name of each weight, by its file and its name there."""
-        return {
-            path.relative_to(self.path).as_posix(): {each.name: name for name, each in tensors}
-            for path, tensors in self.weights.by_file()
-        }
+            for stored, name in names.items():
+                want = None if entry is None else entry.tensors.get(stored)
+                if want is None:  # the file was added
+                    continue
+                tensor = self.weights.tensors[name]
+                if whole[f"{file}/{name}"] != want and bit_digest(tensor.read()) != want:
+                    what = "is not what it was"
+                    raise refusal(self.path, Difference(file=file, tensor=stored, what=what))
 
     def _weight_files(self) -> set[str]:
         """Those that the transformer's weights are made of."""

@@ -1,8 +1,8 @@
 """A model folder's manifest says what every byte of it was when somebody vouched for it.
 
-`scope_manifest.json` has the digest of every file of the folder, and of a file of weights that of
-every tensor in the file's own dtype (`file_contents`). It is no part of the model: the fingerprint
-leaves it out.
+`scope_manifest.json` has the digest of every file of the folder, and of one of tensors that of
+every tensor in the file's own dtype (`file_contents`). It is no part of the model: the
+fingerprint leaves it out.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from scope_contracts.errors import ModelDamageError, UserInputError
 from scope_rt import output_file
 from scope_rt.models.file_contents import MANIFEST_NAME, FileEntry, entry_of, model_files
 
-_VERSION = 2
+_VERSION = 3
 _WEIGHTS = ".safetensors"
 
 
@@ -69,7 +69,7 @@ class Manifest:
             return cls(
                 files={
                     name: FileEntry(
-                        digest=entry["digest"],
+                        rest=entry["rest"],
                         tensors={key: int(digest, 16) for key, digest in entry["tensors"].items()},
                     )
                     for name, entry in plain["files"].items()
@@ -87,7 +87,7 @@ class Manifest:
         """Put it into `folder`, whole or not at all; returns its path. Raises `UserInputError`."""
         files = {
             name: {
-                "digest": entry.digest,
+                "rest": entry.rest,
                 "tensors": {key: f"{digest:016x}" for key, digest in entry.tensors.items()},
             }
             for name, entry in self.files.items()
@@ -99,12 +99,13 @@ class Manifest:
         return path
 
     def differences(self, found: "Manifest") -> Iterator[Difference]:
-        """What of `found` is not as it says; other files than weights may have been added."""
+        """What of `found` is not as it says, by the tensors that both know; other files than
+        weights may have been added."""
         for name, want in self.files.items():
             got = found.files.get(name)
             if got is None:
                 yield Difference(file=name, tensor=None, what="is gone")
-            elif got.digest != want.digest:
+            elif got.only(want.tensors).digest != want.only(got.tensors).digest:
                 yield from _in_file(name, want, got)
         for name in found.files.keys() - self.files.keys():
             if name.endswith(_WEIGHTS):

@@ -104,7 +104,7 @@ class TorchFile:
         elif not value.is_floating_point():
             kind = str(value.dtype)
         elif value.is_meta:
-            return self._stored(name, value)
+            return self.stored(name, value)
         else:
             return HeldTensor(path=self.path, name=name, held=value)
         raise UserInputError(
@@ -112,7 +112,8 @@ class TorchFile:
             "the checkpoint's own file"
         )
 
-    def _stored(self, name: str, value: Tensor) -> StoredTensor:
+    def stored(self, name: str, value: Tensor) -> StoredTensor:
+        """Where one of its tensors lies that were not read. Raises `UserInputError`."""
         storage = value.untyped_storage()
         at = storage._checkpoint_offset  # where torch found its bytes in the file
         assert at is not None, "torch says it of every storage that it does not read"
@@ -132,7 +133,7 @@ def _loaded(path: Path) -> object:
     """Its tensors are on the meta device, and know where their bytes lie, but for those of a file
     in which they do not lie as they are."""
     try:
-        device = "meta" if _is_plain(path) else "cpu"
+        device = "meta" if is_plain(path) else "cpu"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about what is refused in our own words, or is no harm
             return torch.load(path, map_location=device, weights_only=True)
@@ -146,7 +147,7 @@ def _loaded(path: Path) -> object:
         raise UserInputError(f"cannot read {path}: {what[:200]}; copy the file again") from error
 
 
-def _is_plain(path: Path) -> bool:
+def is_plain(path: Path) -> bool:
     """Whether the bytes of its tensors lie in it as they are."""
     try:
         with ZipFile(path) as records:

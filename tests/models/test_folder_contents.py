@@ -322,7 +322,7 @@ def test_files_that_were_read_before_a_start_failed_are_not_read_again(
 
 
 def flip_a_digit(text: str) -> str:
-    at = text.index('"digest": "') + len('"digest": "')
+    at = text.index('"rest": "') + len('"rest": "')
     return text[:at] + ("0" if text[at] != "0" else "1") + text[at + 1 :]
 
 

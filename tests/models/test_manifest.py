@@ -28,7 +28,7 @@ from tests.models.test_weight_files import rename_to_original, split_file
 from tests.real_checkpoints import SELF_FORCING
 from tests.tensor_parallel import CPU, Group
 
-__all__ = ["cache", "folder"]
+__all__ = ["cache", "flip", "folder"]
 WEIGHTS = f"transformer/{WEIGHTS_NAME}"
 SHARDED = "blocks.0.attn1.to_q.weight"
 
