@@ -15,12 +15,13 @@ from scope_contracts.errors import UserInputError, shown
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.family import Family, family_names
 from scope_rt.models.file_contents import model_files
-from scope_rt.models.found_parts import FoundPart, folder_of
+from scope_rt.models.found_parts import FoundPart, folder_of, is_lora
 from scope_rt.models.recipe import RECIPE_NAME, Recipe
 from scope_rt.models.recognition import Recognised, class_family, recognised
 from scope_rt.models.weight_files import WeightFiles
 from scope_rt.tensor_files.config_file import read_config
 from scope_rt.tensor_files.listing import listing_of
+from scope_rt.tensor_files.state_dict import SAFETENSORS, TORCH
 
 _WAN_MODELS, _LEVELS = "wan_models", 3
 """Beside a project's own file, so many folders up at most."""
@@ -69,6 +70,7 @@ class Layout:
     @classmethod
     def _of_parts(cls, folder: Path, recipe: str | None) -> Self:
         transformer, own = folder / "transformer", folder / RECIPE_NAME
+        _check_no_lora(folder)
         config = CausalWanConfig.from_folder(transformer)
         weights = WeightFiles.open(transformer)
         if recipe is not None:
@@ -170,6 +172,22 @@ class Layout:
         """All files that what is computed follows from."""
         for place in self.places:
             yield from [place] if place.is_file() else model_files(place)
+
+
+def _check_no_lora(folder: Path) -> None:
+    """Refuse one beside the parts, as diffusers saves it: no recipe of parts merges any.
+
+    Raises:
+        UserInputError: naming its file.
+    """
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (SAFETENSORS, *TORCH) or not path.is_file():
+            continue
+        if any(map(is_lora, listing_of(path).states)):
+            raise UserInputError(
+                f"{path} is a LoRA, which would be left out of a folder of parts; merge it into "
+                "transformer/ with diffusers, or move the file out of the folder"
+            )
 
 
 def folder_around(file: Path) -> Path:

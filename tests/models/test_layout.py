@@ -1,5 +1,6 @@
 """The parts of a model are found where a project's instructions leave them, or it is said."""
 
+import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from scope_rt.models.family import Family, WeightsPlace
 from scope_rt.models.layout import Layout
 from scope_rt.models.loading import ModelFolder
 from scope_rt.tensor_files.stored_tensor import Shard, StoredTensor, TensorReader
-from tests.real_checkpoints import FASTVIDEO, LONGLIVE, SELF_FORCING
+from tests.real_checkpoints import FASTVIDEO, KREA, LONGLIVE, NEEDS_WAN, SELF_FORCING
 
 pytest.importorskip("yaml")
 
@@ -175,3 +176,29 @@ def test_a_file_without_the_rest_of_its_model_is_refused(folder: Path, tmp_path:
     alone = shutil.copy(folder / CHECKPOINT, tmp_path / "alone.pt")
     with pytest.raises(UserInputError, match=r"no folder around it has wan_models/"):
         Layout.of(Path(alone), None)
+
+
+def test_a_lora_beside_the_parts_is_not_left_out_unsaid(tmp_path: Path) -> None:
+    folder = shutil.copytree(FASTVIDEO, tmp_path / "parts")
+    assert Layout.of(folder, None).lora is None
+    lora = folder / "pytorch_lora_weights.safetensors"
+    factors = {"A": torch.ones(2, 64), "B": torch.ones(64, 2)}
+    name = "transformer.blocks.0.attn1.to_q.lora_{}.weight"
+    save_file({name.format(side): each for side, each in factors.items()}, lora)
+    with pytest.raises(UserInputError, match=f"{lora} is a LoRA, which would be left out"):
+        Layout.of(folder, None)
+
+
+@NEEDS_WAN
+@pytest.mark.parametrize("folder", [SELF_FORCING, FASTVIDEO, LONGLIVE, KREA], ids=lambda f: f.name)
+def test_a_model_is_opened_and_checked_by_headers_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what is wrong with it is said before gigabytes are read, or digested."""
+
+    def read(*what: object) -> None:
+        raise AssertionError("a tensor was read, or a file digested")
+
+    monkeypatch.setattr(TensorReader, "__init__", read)
+    monkeypatch.setattr(hashlib, "file_digest", read)
+    ModelFolder.open(folder).check_parts()
