@@ -5,17 +5,20 @@ All that a load checks is checked, from headers: what could not be streamed is r
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.tensor_spec import DType
 from scope_rt.models.family import Family, family_names
 from scope_rt.models.loading import ModelFolder
+from scope_rt.tensor_files.listing import listing_of
 from scope_runners.parts import register_parts
 from scope_runners.plan_memory.plan import shown_size
 from scope_runners.plan_memory.presets import video_model_of
@@ -37,7 +40,10 @@ class ModelReport:
     transformer: dict[str, Any]
     lora: str | None
     vae: str
+    vae_dtypes: list[str]
+    """Of its weights as they are stored; `[model] codec_dtype` says in which it computes."""
     text_encoder: str
+    text_dtypes: list[str]
     memory: list[dict[str, Any]]
     """Of the fullest rank, by plan, TP degree and dtype."""
 
@@ -80,15 +86,27 @@ def report_of(model: ModelFolder) -> ModelReport:
         transformer={
             "files": [name_of(path) for path, _ in model.weights.by_file()],
             "state_dict": layout.state_dict,
-            "dtypes": sorted({str(each.dtype).removeprefix("torch.") for each in tensors}),
+            "dtypes": _named(each.dtype for each in tensors),
             "num_weights": sum(prod(each.shape) for each in tensors),
             **asdict(model.config),
         },
         lora=None if model.lora is None else name_of(model.lora.path),
         vae=name_of(layout.vae),
+        vae_dtypes=_dtypes_in(layout.vae),
         text_encoder=name_of(layout.text_encoder),
+        text_dtypes=_dtypes_in(layout.text_encoder),
         memory=list(_memory(model)),
     )
+
+
+def _dtypes_in(part: Path) -> list[str]:
+    """Of all tensors of a file, or of the files of a folder."""
+    states = listing_of(part).states
+    return _named(form.dtype for state in states for form in state.tensors.values())
+
+
+def _named(dtypes: Iterable[torch.dtype]) -> list[str]:
+    return sorted({str(dtype).removeprefix("torch.") for dtype in dtypes})
 
 
 def _memory(model: ModelFolder) -> Iterator[dict[str, Any]]:
@@ -119,8 +137,8 @@ def _table(report: ModelReport) -> str:
         "settings from": ", ".join(report.settings_from) or "the family alone",
         "transformer": f"{where} ({transformer['num_weights']:,} weights, {dtypes})",
         "LoRA": report.lora or "none",
-        "VAE": report.vae,
-        "text encoder": report.text_encoder,
+        "VAE": f"{report.vae} ({', '.join(report.vae_dtypes)})",
+        "text encoder": f"{report.text_encoder} ({', '.join(report.text_dtypes)})",
     }
     lines = [f"{name:<14} {text}" for name, text in rows.items()]
     lines += [f"  {name:<26} {_value(value)}" for name, value in report.recipe.items()]

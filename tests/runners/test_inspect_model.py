@@ -56,6 +56,8 @@ def test_a_checkpoint_is_told_with_its_family_parts_and_memory(
     assert report["family"] == family
     assert report["transformer"]["state_dict"] == state_dict
     assert report["lora"] == lora
+    assert report["vae_dtypes"] == ["float32"]
+    assert report["text_dtypes"] == ["float32" if folder is FASTVIDEO else "bfloat16"]
     assert report["transformer"]["text_dim"] == 64
     plans = {(each["plan"], each["dtype"]): each["bytes"] for each in report["memory"]}
     assert {plan for plan, _ in plans} >= {"single", "pp0", "pp1"}
