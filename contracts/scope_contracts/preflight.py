@@ -13,6 +13,7 @@ from scope_contracts.envelope import (
     CONTEXT_FRAMES_OVERRIDE,
     INPUT_TENSORS,
     LATENTS_IN,
+    RECOMPUTE_EMBEDS,
     MessageKind,
     PPEnvelope,
     shutdown_envelope,
@@ -150,6 +151,9 @@ def _check_presence(envelope: PPEnvelope, tensors: Mapping[str, TensorSpec]) -> 
             want=f"it exactly when do_kv_recompute is set, here {envelope.do_kv_recompute}",
             fix="the mesh has no other source of context",
         )
+    if RECOMPUTE_EMBEDS in tensors and not (envelope.do_kv_recompute and needs_text):
+        want = "it only where do_kv_recompute and reset_crossattn_cache are set"
+        raise _refusal(RECOMPUTE_EMBEDS, got=list(tensors), want=want)
 
 
 def _check_recompute(envelope: PPEnvelope, geometry: ChunkGeometry) -> None:
@@ -179,7 +183,7 @@ def _check_shapes(
 
 def _shape(name: str, envelope: PPEnvelope, geometry: ChunkGeometry) -> tuple[int, ...]:
     """What the tensor `name` must have."""
-    if name == CONDITIONING_EMBEDS:
+    if name in (CONDITIONING_EMBEDS, RECOMPUTE_EMBEDS):
         return geometry.conditioning_shape
     if name == LATENTS_IN:
         return geometry.latent_shape(envelope.height, envelope.width)

@@ -19,6 +19,7 @@ from scope_contracts.envelope import (
     LATENTS_DIGEST,
     LATENTS_IN,
     LATENTS_OUT,
+    RECOMPUTE_EMBEDS,
     STATE_DIGEST,
     PPEnvelope,
     PPResult,
@@ -233,13 +234,15 @@ class Pipeline:
         """What leaves is what was encoded, and what arrived of earlier chunks."""
         if self._stages.values is None:
             return
-        checks, evidence = self._instruments.checks, []
-        if CONDITIONING_EMBEDS in tensors and (text := following.text) is not None:
-            sent = tensors[CONDITIONING_EMBEDS]
-            evidence = [
-                ("the prompt's embeddings", sha256_of(text.embeds), text.embeds_sha256),
-                ("embeddings to be sent", sha256_of(sent), sha256_of(text.embeds.to(sent.dtype))),
-            ]
+        checks, evidence = self._instruments.checks, list[tuple[str, str, str]]()
+        texts = {CONDITIONING_EMBEDS: following.text, RECOMPUTE_EMBEDS: self.position.text}
+        for name, text in texts.items():
+            if name in tensors and text is not None:
+                sent, kept = tensors[name], text.embeds
+                evidence += [
+                    ("the prompt's embeddings", sha256_of(kept), text.embeds_sha256),
+                    ("embeddings to be sent", sha256_of(sent), sha256_of(kept.to(sent.dtype))),
+                ]
         if CONTEXT_FRAMES_OVERRIDE in tensors:
             sent = tensors[CONTEXT_FRAMES_OVERRIDE]
             holds_cache = self.position.planner.holds_cache
@@ -298,6 +301,8 @@ class Pipeline:
             holds_cache = self.position.planner.holds_cache
             context = self._stages.context.context(holds_cache=holds_cache)
             tensors[CONTEXT_FRAMES_OVERRIDE] = context.to(dtype)
+            if (lost := self.position.lost_text(following)) is not None:
+                tensors[RECOMPUTE_EMBEDS] = lost.embeds.to(dtype)
         return replace(envelope, tensors=specs_of(tensors)), tensors
 
     def _collect(self, sent: InFlight) -> tuple[PPResult, Tensor, str]:

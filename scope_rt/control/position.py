@@ -10,6 +10,7 @@ from scope_contracts.errors import OrderError
 from scope_rt.control.inbox import Conditioning, Directive
 from scope_rt.control.planner import Planner
 from scope_rt.control.transition import Transition
+from scope_rt.models.recipe_choices import RecomputeText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,14 @@ class Position:
             asked=directive.recompute,
             new_text=directive.conditioning is not None or self.transition is not None,
         )
+
+    def lost_text(self, following: "Position") -> Conditioning | None:
+        """The text under which the next recompute runs, where it is not that of `following` and
+        ranks that were started again hold it no more."""
+        planner = self.planner
+        is_before = planner.settings.recipe.recompute_text is RecomputeText.PREVIOUS
+        is_lost = is_before and not planner.holds_cache and self.text is not following.text
+        return self.text if is_lost else None
 
     def next(self, directive: Directive) -> "tuple[PPEnvelope, Position]":
         """The envelope of the next chunk, without tensors, and the position after it.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from scope_contracts.arithmetic import LAMBDA, ReducedSum
-from scope_contracts.envelope import CONDITIONING_EMBEDS, PPEnvelope
+from scope_contracts.envelope import CONDITIONING_EMBEDS, RECOMPUTE_EMBEDS, PPEnvelope
 from scope_contracts.integrity import suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.deviations import Comparison
@@ -90,6 +90,8 @@ class MadeState:
         self._text: Sequence[TextKV] = ()
         self._modulations: dict[float, Modulation] = {}
         self._new_text: Tensor | None = None
+        self._text_before: Tensor | None = None
+        """That of a recompute, where it is made anew."""
         self._new_times: list[float] = []
         self._chunk = 0
         self._reduced: list[ReducedSum] = []
@@ -99,6 +101,7 @@ class MadeState:
         self.abandon()
         self._chunk = envelope.chunk_index
         self._new_text = tensors[CONDITIONING_EMBEDS] if envelope.reset_crossattn_cache else None
+        self._text_before = tensors.get(RECOMPUTE_EMBEDS)
         made = self._generator.modulations
         self._new_times = [
             each for each in dict.fromkeys(timesteps_of(envelope)) if each not in made
@@ -139,14 +142,23 @@ class MadeState:
             if len(text) != len(self._text) or not all(map(is_, text, self._text)):
                 self._comparison.count("text K/V made for the chunk", got=1, want=0)
             return
-        self._text, comparison = tuple(text), self._comparison
-        products = self._text_watch.products
-        self._count_products(products, 1)
-        once = {name: found[0] for name, found in products.items() if found}
-        if len(once) < len(products):
-            return
-        embeds = self._new_text.to(self._generator.cache.device, self._generator.model.dtype)
-        given = once["text in"].x
+        self._text, products = tuple(text), self._text_watch.products
+        made = {"text": (self._new_text, text)}
+        if self._text_before is not None:
+            before = self._text_before, self._generator.text_of_recompute
+            made = {"text before": before, **made}
+        self._count_products(products, len(made))
+        for number, (name, (embeds, of_layers)) in enumerate(made.items()):
+            if all(len(found) > number for found in products.values()):
+                once = {linear: found[number] for linear, found in products.items()}
+                self._check_made(name, embeds, of_layers, once)
+
+    def _check_made(
+        self, name: str, embeds: Tensor, text: Sequence[TextKV], once: Mapping[str, _Product]
+    ) -> None:
+        """Every layer's K/V of one text."""
+        comparison, given = self._comparison, once["text in"].x
+        embeds = embeds.to(self._generator.cache.device, self._generator.model.dtype)
         comparison.same(-1, "conditioning_embeds", given, embeds.reshape(given.shape))
         middle = _gelu(once["text in"].y.double(), self._rounding)
         self._check_close("GELU of the text", once["text out"].x, *middle)
@@ -154,19 +166,18 @@ class MadeState:
         for layer, made in enumerate(text):
             k, v = once[f"to_k of layer {layer}"], once[f"to_v of layer {layer}"]
             for given in (k.x, v.x):
-                comparison.same(-1, f"text for layer {layer}", given, embedded)
-            comparison.same(-1, f"text values of layer {layer}", made.v, v.y.view_as(made.v))
-            self._check_keys(layer, made.k, k.y)
+                comparison.same(-1, f"{name} for layer {layer}", given, embedded)
+            comparison.same(-1, f"{name} values of layer {layer}", made.v, v.y.view_as(made.v))
+            self._check_keys(f"{name} keys of layer {layer}", layer, made.k, k.y)
         self._check_products(once)
 
-    def _check_keys(self, layer: int, made: Tensor, product: Tensor) -> None:
+    def _check_keys(self, name: str, layer: int, made: Tensor, product: Tensor) -> None:
         """RMS norm over all heads of all ranks; what the others add follows from the keys."""
         got, want = made.flatten(-2).double(), product.double()
         dim, eps = self._generator.model.config.dim, self._generator.model.config.eps
         squares = want.square().sum(-1, keepdim=True)
         want = want * self._norms[layer]
-        group, name = self._generator.model.group, f"text keys of layer {layer}"
-        total = squares
+        group, total = self._generator.model.group, squares
         if group.size > 1:
             scale = (got * want).sum(-1, keepdim=True) / want.square().sum(-1, keepdim=True)
             total = dim * (scale.pow(-2) - eps)

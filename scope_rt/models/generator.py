@@ -17,6 +17,7 @@ from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
     LATENTS_IN,
+    RECOMPUTE_EMBEDS,
     PPEnvelope,
 )
 from scope_contracts.errors import OrderError, ParityError
@@ -91,7 +92,8 @@ class ChunkGenerator:
         """The chunk's latents `[B, F, C, H/8, W/8]`, in the dtype of `latents_in`.
 
         `tensors` hold `latents_in`, `conditioning_embeds` where `reset_crossattn_cache` is set and
-        `context_frames_override` where `do_kv_recompute` is. `enter_call` is called before every
+        `context_frames_override` where `do_kv_recompute` is; `recompute_embeds`, if any, are the
+        text of a recompute that runs under the one before. `enter_call` is called before every
         generator call and refuses one that was not planned.
 
         Raises:
@@ -102,7 +104,9 @@ class ChunkGenerator:
         if envelope.reset_kv_cache:
             self.cache.reset()
             self._origin_frame = 0
-        # Ranks that were started again know no other text than the one that comes now.
+        # Ranks that were started again are told the text before where it is another.
+        if RECOMPUTE_EMBEDS in tensors:
+            self.text = self._text_kv(tensors[RECOMPUTE_EMBEDS])
         is_before = self.recompute_text is RecomputeText.PREVIOUS and bool(self.text)
         if is_before:
             self._rebuild(envelope, tensors, enter_call)
@@ -138,7 +142,7 @@ class ChunkGenerator:
         """Make every layer's text K/V where a new text comes."""
         if envelope.reset_crossattn_cache:
             embeds = tensors[CONDITIONING_EMBEDS]
-            self.text = self.model.text_kv(self._on_device(embeds)[:, None])
+            self.text = self._text_kv(embeds)
             self.text_digest = digest_of(embeds)
             for layer in range(len(self.text)):
                 self._note_text(layer)
@@ -146,6 +150,9 @@ class ChunkGenerator:
             self._check_text(envelope, digest_of(tensors[CONDITIONING_EMBEDS]))
         if not self.text:
             raise OrderError(f"chunk {envelope.chunk_index}: no conditioning_embeds so far")
+
+    def _text_kv(self, embeds_BLE: Tensor) -> Sequence[TextKV]:
+        return self.model.text_kv(self._on_device(embeds_BLE)[:, None])
 
     def _rebuild(
         self, envelope: PPEnvelope, tensors: Mapping[str, Tensor], enter_call: Callable[[], None]

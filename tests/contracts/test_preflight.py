@@ -11,6 +11,7 @@ from scope_contracts import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
     LATENTS_IN,
+    RECOMPUTE_EMBEDS,
     ChunkGeometry,
     DType,
     MessageKind,
@@ -120,6 +121,19 @@ def test_context_without_recompute_is_refused(
     envelope = make_envelope("steady", tensors=make_envelope("recompute").tensors)
     with pytest.raises(PreflightError, match=CONTEXT_FRAMES_OVERRIDE):
         preflight(envelope, in_hand(envelope), geometry)
+
+
+@pytest.mark.parametrize("chunk", ["first", "recompute"])
+def test_text_for_a_recompute_alone_comes_with_both_of_its_bits(
+    make_envelope: MakeEnvelope, geometry: ChunkGeometry, chunk: str
+) -> None:
+    text = TensorSpec(RECOMPUTE_EMBEDS, geometry.dtype, geometry.conditioning_shape)
+    whole, rebuilt = make_envelope(chunk), make_envelope("rebuilt")
+    envelope = replace(whole, tensors=(*whole.tensors, text))
+    with pytest.raises(PreflightError, match=f"{RECOMPUTE_EMBEDS}: got .*, want it only where"):
+        preflight(envelope, in_hand(envelope), geometry)
+    envelope = replace(rebuilt, tensors=(*rebuilt.tensors, text))
+    preflight(envelope, in_hand(envelope), geometry)
 
 
 @pytest.mark.parametrize(("start_frame", "num_frames"), [(3, 5), (3, 2), (6, 3), (6, 6), (9, 0)])

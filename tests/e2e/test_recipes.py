@@ -1,6 +1,6 @@
 """What a recipe chooses is what a stream does, and what its integrity checks expect."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.envelope import RECOMPUTE_EMBEDS
+from scope_contracts.errors import IntegrityError, UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.faults import FaultPoint
+from scope_rt.instruments import Instruments
+from scope_rt.models.causal_wan import TextKV
+from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.recipe_choices import NewText, Positions, RecomputeText, TransitionWeights
 from scope_rt.session import StreamSession
+from tests.integrity.corruption import Change
 from tests.tiny_folder import KREA_RECIPE, RECIPE, write_tiny_folder
 
 FIRST, SECOND = "red circle", "blue square"
@@ -31,6 +37,30 @@ def chunks(
     write_tiny_folder(path, recipe)
     with StreamSession(StreamConfig.of(path, seed=3, integrity="strict", **settings)) as session:
         return list(session.stream(FIRST, num_chunks=num_chunks, schedule=events))
+
+
+def resumed_chunks(
+    place: Path,
+    recipe: Recipe,
+    *events: ScheduledEvent,
+    lost_after: int,
+    num_chunks: int,
+    **instruments: Any,
+) -> Sequence[Chunk]:
+    """What another process makes of a stream that was lost after so many chunks."""
+    folder = write_tiny_folder(place / "model", recipe)
+
+    def config(resume: bool | None) -> StreamConfig:
+        paths = {"log": place / "log", "snapshot": place / "snapshot"}
+        return StreamConfig.of(folder, seed=3, integrity="strict", resume=resume, **paths)
+
+    asked: dict[str, Any] = {"num_chunks": num_chunks, "acknowledged": lambda: lost_after}
+    with StreamSession(config(None)) as session:
+        stream = session.stream(FIRST, schedule=events, **asked)
+        assert [next(stream).chunk_index for _ in range(lost_after)] == list(range(lost_after))
+        session.log.close()
+    with StreamSession(config(True), instruments=Instruments(**instruments)) as session:
+        return list(session.stream("none", **asked))
 
 
 def are_same(got: Sequence[Chunk], want: Sequence[Chunk]) -> list[bool]:
@@ -97,24 +127,69 @@ def test_a_cache_that_chooses_its_frames_cannot_be_made_again(tmp_path: Path, ki
 
 
 def test_a_resumed_stream_rebuilds_its_cache_and_re_caches_from_then_on(tmp_path: Path) -> None:
-    folder = write_tiny_folder(tmp_path / "model", RECACHING)
     events = [
         ScheduledEvent(chunk_index=1, prompt=SECOND),
         ScheduledEvent(chunk_index=6, prompt=FIRST),
     ]
-
-    def config(resume: bool | None) -> StreamConfig:
-        place = {"log": tmp_path / "log", "snapshot": tmp_path / "snapshot"}
-        return StreamConfig.of(folder, seed=3, integrity="strict", resume=resume, **place)
-
-    with StreamSession(config(None)) as session:
-        stream = session.stream(FIRST, num_chunks=8, schedule=events, acknowledged=lambda: 4)
-        assert [next(stream).chunk_index for _ in range(4)] == [0, 1, 2, 3]
-        session.log.close()
-    with StreamSession(config(True)) as session:
-        rest = list(session.stream("none", num_chunks=8, acknowledged=lambda: 4))
+    rest = resumed_chunks(tmp_path, RECACHING, *events, lost_after=4, num_chunks=8)
     assert [chunk.chunk_index for chunk in rest] == [4, 5, 6, 7]
     assert [chunk.recomputed for chunk in rest] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("num_chunks_of_change", [0, 3])
+@pytest.mark.parametrize("lost_after", [AT, AT + 1, AT + 2])
+def test_a_recompute_after_a_resume_runs_under_the_text_before(
+    tmp_path: Path, lost_after: int, num_chunks_of_change: int
+) -> None:
+    """Such a model rebuilds its cache with every chunk: resumed or not, it shows the same bits."""
+    recipe = replace(KREA_RECIPE, recompute_text=RecomputeText.PREVIOUS)
+    softly = None
+    if num_chunks_of_change:
+        softly = TransitionSpec(
+            num_chunks=num_chunks_of_change, method=Interpolation.SLERP, bias_floor=0.5
+        )
+    change = ScheduledEvent(chunk_index=AT, prompt=SECOND, transition=softly)
+    want = chunks(tmp_path, recipe, change)
+    rest = resumed_chunks(tmp_path, recipe, change, lost_after=lost_after, num_chunks=5)
+    assert [chunk.recomputed for chunk in rest] == [True] * (5 - lost_after)
+    assert all(are_same(rest, want[lost_after:]))
+
+
+def _scale(name: str) -> Callable[[Any], Any]:
+    def change(planned: tuple[Any, dict[str, torch.Tensor]]) -> Any:
+        envelope, tensors = planned
+        return envelope, tensors | {name: tensors[name] * 1.02}
+
+    return change
+
+
+def _make_one_text_wrong(generator: ChunkGenerator) -> None:
+    """The first that the stream makes from now on; before it, the fixed chunk's is made."""
+    real, made = generator.model.text_kv, list[Sequence[TextKV]]()
+
+    def wrong(text_BGLE: torch.Tensor) -> list[TextKV]:
+        made.append(real(text_BGLE))
+        factor = 1.01 if len(made) == 2 else 1.0
+        return [TextKV(each.k, each.v * factor) for each in made[-1]]
+
+    generator.model.text_kv = wrong  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("point", "change", "said"),
+    [
+        (FaultPoint.PLANNED, _scale(RECOMPUTE_EMBEDS), "embeddings to be sent changed"),
+        (FaultPoint.GENERATOR, _make_one_text_wrong, "text before values of layer 0"),
+    ],
+)
+def test_the_text_before_is_verified_as_any_other(
+    tmp_path: Path, point: FaultPoint, change: Callable[[Any], Any], said: str
+) -> None:
+    recipe = replace(KREA_RECIPE, recompute_text=RecomputeText.PREVIOUS)
+    event = ScheduledEvent(chunk_index=AT, prompt=SECOND)
+    with pytest.raises(IntegrityError, match=rf"chunk {AT}.*{said}"):
+        faults = Change(point, AT, change)
+        resumed_chunks(tmp_path, recipe, event, lost_after=AT, num_chunks=5, faults=faults)
 
 
 def test_positions_in_the_window_are_those_in_the_epoch_until_it_rolls(tmp_path: Path) -> None:
@@ -143,20 +218,8 @@ def test_a_rollout_that_is_resumed_in_its_middle_rebuilds_all_of_it(
 ) -> None:
     """A rebuilt cache has other roundings, and no other past."""
     recipe = replace(ROLLING, window_frames=9, rollout_frames=9)
-    folder = write_tiny_folder(tmp_path / "model", recipe)
-
-    def config(resume: bool | None) -> StreamConfig:
-        place = {"log": tmp_path / "log", "snapshot": tmp_path / "snapshot"}
-        return StreamConfig.of(folder, seed=3, integrity="strict", resume=resume, **place)
-
-    want = chunks(tmp_path / "model", recipe, num_chunks=8)
-    with StreamSession(config(None)) as session:
-        stream = session.stream(FIRST, num_chunks=8, acknowledged=lambda: lost_after)
-        for _ in range(lost_after):
-            next(stream)
-        session.log.close()
-    with StreamSession(config(True)) as session:
-        rest = list(session.stream("none", num_chunks=8, acknowledged=lambda: lost_after))
+    want = chunks(tmp_path, recipe, num_chunks=8)
+    rest = resumed_chunks(tmp_path, recipe, lost_after=lost_after, num_chunks=8)
     for mine, other in zip(rest, want[lost_after:], strict=True):
         assert torch.allclose(mine.latents, other.latents, atol=1e-4)
 
