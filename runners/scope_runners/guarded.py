@@ -26,18 +26,28 @@ _UNUSABLE = (UserInputError, ModelDamageError, PeerRefusedError)
 
 
 def guarded(
-    command: Callable[[], int], *, speaker: str = "scope-rt", log: logging.Logger | None = None
+    command: Callable[[], int],
+    *,
+    speaker: str = "scope-rt",
+    log: logging.Logger | None = None,
+    is_beside_rank0: bool = True,
 ) -> int:
     """Run `command`; what it raises becomes one sentence of `speaker` and the exit code for it.
 
     Where there is a `log`, that has the sentence, with the error's name, and nothing is printed.
+    What another rank refused is said by rank0 where that `is_beside_rank0`, on this host.
     """
     open_standard_streams()
     say = _voice(speaker, log)
     try:
         return command()
     except ScopeError as error:
-        return _said(error, say, is_logged=log is not None)
+        is_logged = log is not None
+        if is_logged and isinstance(error, PeerRefusedError):
+            if not is_beside_rank0:
+                say(f"{error.args[0]}; it says what to change, on its own host")
+            return BAD_INPUT
+        return _said(error, say, is_logged=is_logged)
     except BrokenPipeError:  # whoever read our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -83,9 +93,7 @@ def _voice(speaker: str, log: logging.Logger | None) -> _Say:
 
 
 def _said(error: ScopeError, say: _Say, *, is_logged: bool) -> int:
-    """Say `error`, unless another rank has said it; returns the exit code for it."""
-    if is_logged and isinstance(error, PeerRefusedError):
-        return BAD_INPUT
+    """Say `error`; returns the exit code for it."""
     to_read_it = f" (scope-rt runbook {error.runbook})" if error.runbook and not is_logged else ""
     say(f"{error}{to_read_it}", name=type(error).__name__)
     if isinstance(error, IntegrityError) and not isinstance(error, DamageError):

@@ -27,7 +27,9 @@ def guarded_rank(run: Callable[[], int]) -> int:
             with suppress(OSError):  # there is no /proc
                 Path("/proc/self/comm").write_text(f"scope-rank{rank}")
         logs.set_up(source=f"rank{rank}")
-        return guarded(run, log=_LOG if rank else None)
+        # One rank of each other host speaks for rank0, which is first on its own.
+        beside = rank == 0 or environment.local_rank > 0
+        return guarded(run, log=_LOG if rank else None, is_beside_rank0=beside)
 
     return guarded(run_as_rank)
 

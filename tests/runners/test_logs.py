@@ -3,12 +3,14 @@
 import logging
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from scope_contracts.errors import PeerLostError, PeerRefusedError, UserInputError
 from scope_runners import logs
 from scope_runners.guarded import guarded
+from scope_runners.rank_process import guarded_rank
 
 LOG = logging.getLogger("scope_runners.launcher")
 
@@ -86,6 +88,25 @@ def test_what_a_peer_refused_is_said_by_that_peer_alone(
     logs.set_up(source="rank1", stream="video.mp4", environ={})
     assert guarded(lose, log=LOG) == 2
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("local_rank", "num_lines"), [(0, 1), (1, 0)])
+def test_one_rank_of_another_host_says_who_refused_and_where_to_look(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    local_rank: int,
+    num_lines: int,
+) -> None:
+    def lose() -> int:
+        raise PeerRefusedError("rank 0 failed with UserInputError")
+
+    monkeypatch.setattr(Path, "write_text", lambda *_: 0)  # else this process takes its name
+    for name, value in {"RANK": 2 + local_rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    assert guarded_rank(lose) == 2
+    lines = capsys.readouterr().err.splitlines()
+    said = "rank 0 failed with UserInputError; it says what to change, on its own host"
+    assert [line.endswith(said) for line in lines] == [True] * num_lines
 
 
 def test_a_mesh_ranks_error_is_logged_with_its_name_and_page(
