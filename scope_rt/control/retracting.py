@@ -70,12 +70,13 @@ class Retracting:
         silent = self._verify_survivors()
         chunks = self._unverified.not_verified
         if silent and chunks:
+            first, last = chunks[0], chunks[-1]
             _LOG.warning(
-                "rank %s held state that nobody can verify any more: chunks %d to %d, made since "
-                "all of it was verified last, stay as they are",
+                "rank %s was lost before all that it held was verified once more; %s made "
+                "meanwhile, shown and kept, as nothing speaks against them: look at them, or "
+                "stream with integrity strict, which verifies each chunk before it is shown",
                 ", ".join(map(str, silent)),
-                chunks[0],
-                chunks[-1],
+                f"chunk {first} was" if first == last else f"chunks {first} to {last} were",
             )
 
     def _retract(self, error: IntegrityError) -> None:
