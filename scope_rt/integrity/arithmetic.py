@@ -213,7 +213,7 @@ class ArithmeticCheck:
             seen = BlockSums(self._weights, records, sums, made, text)
             stages = list(BlockAudit(seen, self._rounding).stages())
             got, want, bound = (
-                torch.cat([getattr(stage, name).expand_as(stage.got) for stage in stages], dim=1)
+                torch.cat([stage.whole(name) for stage in stages], dim=1)
                 for name in ("got", "want", "bound")
             )
             is_right = ((got - want).abs_() <= bound).all()

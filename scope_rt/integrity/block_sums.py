@@ -24,15 +24,20 @@ class BlockSums:
     ) -> None:
         """`found` are the records', in their order; `made` and `texts` are the generator's."""
         self.records, self.weights = records, weights
-        numbers = [each.audit.layer for each in records]
-        layers = torch.tensor(numbers, device=weights.device)
+        numbers, batch = [each.audit.layer for each in records], records[0].audit.batch
         calls = tuple((each.audit.layer, each.plan.timestep) for each in records)
-        self.bounds, self.products = weights.bounds_of(calls, made), weights.products.at(layers)
-        self.text = weights.of_text(texts).at(layers, records[0].audit.batch)
-        self.of = TokenSums(*(torch.cat(list(each)) for each in zip(*found, strict=True)))
+        self.bounds = weights.bounds_of(calls, made)
+        self.products, self.text = weights.products, weights.of_text(texts).of_batch(batch)
+        if numbers != list(range(weights.num_layers)):
+            layers = torch.tensor(numbers, device=weights.device)
+            self.products, self.text = self.products.at(layers), self.text.at(layers)
+        self.of = found[0]
+        if len(found) > 1:
+            self.of = TokenSums(*(torch.cat(list(each)) for each in zip(*found, strict=True)))
         self.given, self.got = self.own(self.of.given_RSKT), self.own(self.of.got_RSKT)
         self.got_lengths = self.own(self.of.got_lengths_RST)
-        lengths = torch.linalg.vector_norm(self.of.lengths_RSHN, dim=2)
+        by_token_RSNH = self.of.lengths_RSHN.transpose(2, 3).contiguous()  # 15 times as fast
+        lengths = torch.linalg.vector_norm(by_token_RSNH, dim=-1)
         self.lengths: dict[Seen, Tensor] = {Seen.UP: self.of.up_length_RN}
         self.lengths |= zip(LOCAL, lengths.unbind(1), strict=True)
         self.lengths |= zip(REDUCED, self.own(self.of.given_lengths_RST).unbind(1), strict=True)

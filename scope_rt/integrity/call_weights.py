@@ -117,7 +117,7 @@ class BlockWeights:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         weight = blocks[0].norm2.weight
-        self.config, self.device = blocks[0].config, weight.device
+        self.config, self.device, self.num_layers = blocks[0].config, weight.device, len(blocks)
         self.dtype = torch.promote_types(weight.dtype, torch.float32)
         self.is_half = weight.dtype.itemsize < self.dtype.itemsize
 

@@ -35,6 +35,11 @@ class Stage(NamedTuple):
     is_linear: bool = False
     """Whether it is the sum of a linear layer's products."""
 
+    def whole(self, name: str) -> Tensor:
+        """A field, as large as `got`."""
+        x: Tensor = getattr(self, name)
+        return x if x.shape == self.got.shape else x.expand_as(self.got)
+
 
 class _Normed(NamedTuple):
     """Three layer norms of the residual stream, scaled and shifted, as linear layers take them."""

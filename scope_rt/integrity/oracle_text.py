@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,15 +27,27 @@ class TextWeights:
     length_R11: Tensor
     """Of the longest values of all heads together."""
 
-    def at(self, layers: Tensor, batch: int | None) -> "TextWeights":
-        """Of some of the layers, in that order, and of one batch row or all."""
-        row = slice(None) if batch is None else slice(batch, batch + 1)
+    def at(self, layers: Tensor) -> "TextWeights":
+        """Of some of the layers, in that order."""
         return TextWeights(
-            keys_RBHLD=self.keys_RBHLD[layers, row],
-            values_RBHKL=self.values_RBHKL[layers, row],
-            longest_RBH11=self.longest_RBH11[layers, row],
-            widest_RBH11=self.widest_RBH11[layers, row],
+            keys_RBHLD=self.keys_RBHLD[layers],
+            values_RBHKL=self.values_RBHKL[layers],
+            longest_RBH11=self.longest_RBH11[layers],
+            widest_RBH11=self.widest_RBH11[layers],
             length_R11=self.length_R11[layers],
+        )
+
+    def of_batch(self, batch: int | None) -> "TextWeights":
+        """Of one batch row, or all."""
+        if batch is None or len(self.keys_RBHLD[0]) == 1:
+            return self
+        row = slice(batch, batch + 1)
+        return replace(
+            self,
+            keys_RBHLD=self.keys_RBHLD[:, row],
+            values_RBHKL=self.values_RBHKL[:, row],
+            longest_RBH11=self.longest_RBH11[:, row],
+            widest_RBH11=self.widest_RBH11[:, row],
         )
 
     @classmethod

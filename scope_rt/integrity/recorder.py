@@ -33,6 +33,7 @@ from scope_rt.models.generator import ChunkGenerator
 from scope_rt.models.recipe_choices import Positions
 
 Attend = CachedSelfAttention | BlockCausalSelfAttention
+Forward = Callable[[Tensor], Tensor]
 
 
 class _WatchedGroup:
@@ -83,6 +84,8 @@ class BlockRecorder:
         self._window_turns: dict[tuple[object, ...], WindowTurn] = {}
         self._groups = [(block, block.group) for block in blocks.values()]
         self._handles: list[RemovableHandle] = []
+        self._forwards: list[tuple[dict[str, Any], Forward | None]] = []
+        """Attributes of modules, and what was there."""
         for layer, block in blocks.items():
             self._watch(layer, block)
 
@@ -91,8 +94,8 @@ class BlockRecorder:
         self._handles += [
             block.register_forward_pre_hook(partial(self._before, layer)),
             block.register_forward_hook(self._after),
-            block.norm2.register_forward_pre_hook(self._keep_input),
         ]
+        self._replace_forward(block.norm2, self._keeping_input)
         up = block.ffn.net[0]["proj"]  # type: ignore[index]
         for linear, what in (
             (block.attn1.to_q, Seen.Q_PRODUCT),
@@ -100,9 +103,22 @@ class BlockRecorder:
             (block.attn2.to_q, Seen.TEXT_Q_PRODUCT),
             (up, Seen.UP),
         ):
-            self._handles.append(linear.register_forward_hook(partial(self._keep_product, what)))
+            self._replace_forward(linear, partial(self._keeping_product, what))
+
+    def _replace_forward(self, module: nn.Module, keeping: Callable[[Forward], Forward]) -> None:
+        """A module that has hooks takes several times as long to call. What hooks of others make
+        of its result is seen where that is used."""
+        own = vars(module)
+        self._forwards.append((own, own.get("forward")))
+        own["forward"] = keeping(module.forward)
 
     def stop(self) -> None:
+        for own, forward in self._forwards:
+            if forward is None:
+                del own["forward"]
+            else:
+                own["forward"] = forward
+        self._forwards = []
         for handle in self._handles:
             handle.remove()
         for block, group in self._groups:
@@ -155,13 +171,24 @@ class BlockRecorder:
         self.records.append(record)
         self._take(record)
 
-    def _keep_product(self, what: Seen, linear: nn.Module, args: Any, out: Tensor) -> None:
-        if self.record is not None:
-            self.record.take(what, out)
+    def _keeping_product(self, what: Seen, forward: Forward) -> Forward:
+        def watched(x: Tensor) -> Tensor:
+            out = forward(x)
+            self._keep(what, out)
+            return out
 
-    def _keep_input(self, norm: nn.Module, args: tuple[Tensor, ...]) -> None:
+        return watched
+
+    def _keeping_input(self, forward: Forward) -> Forward:
+        def watched(x: Tensor) -> Tensor:
+            self._keep(Seen.AFTER_ATTENTION, x)
+            return forward(x)
+
+        return watched
+
+    def _keep(self, what: Seen, tensor: Tensor) -> None:
         if self.record is not None:
-            self.record.take(Seen.AFTER_ATTENTION, args[0])
+            self.record.take(what, tensor)
 
     def _attend(self, attend: Attend, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         record = self.record

@@ -89,7 +89,7 @@ def _of_heads(
     keys_RBHLD: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     signs_TC, num, shape = records[0].turned_signs_TC, len(LOCAL) - 2, records[0].seen[Seen.Q].shape
-    tensors = [[each.seen[what].reshape(shape) for each in records] for what in LOCAL]
+    tensors = [[each.seen[what] for each in records] for what in LOCAL]
     rows = _stacked(records, tensors, weights, num_channels=shape[2] * shape[3])
     by_head = rows.unflatten(-1, shape[2:])
     by_token = rows[num:].reshape(-1, *signs_TC.shape)
@@ -113,8 +113,7 @@ def _of_reduced(
     columns: CallColumns,
     layers: slice,
 ) -> tuple[Tensor, Tensor]:
-    shape = found[0][Seen.PROJECTED].shape
-    tensors = [[each[what].view(shape) for each in found] for what in REDUCED]
+    tensors = [[each[what] for each in found] for what in REDUCED]
     rows = _stacked(records, tensors, weights, of_all=bool(records[0].got))
     sums = columns.reduced_SLKC[:, layers] @ rows.mT
     return sums.transpose(0, 1), torch.linalg.vector_norm(rows, dim=-1).transpose(0, 1)
@@ -122,9 +121,9 @@ def _of_reduced(
 
 def _stream(records: Sequence[BlockRecord], weights: BlockWeights, layers: slice) -> Tensor:
     """What text attention adds is added here, in the dtype that sums are taken in."""
-    shape, step = records[0].seen[Seen.INPUT].shape, Seen.TEXT_PROJECTED
+    step = Seen.TEXT_PROJECTED
     tensors = [
-        [each.got.get(step, each.seen[step]).view(shape) for each in records]
+        [each.got.get(step, each.seen[step]) for each in records]
         if what is Seen.AFTER_TEXT
         else [each.seen[what] for each in records]
         for what in STREAM
@@ -145,14 +144,25 @@ def _stacked(
 ) -> Tensor:
     """The audit's rows, or those of all tokens, `[S, R, N, C]`, in the workspace, until its next
     use."""
-    row, shape = records[0].row, tuple(tensors_SR[0][0].shape)
+    row, first = records[0].row, tensors_SR[0][0]
     tensors = [each for of_one in tensors_SR for each in of_one]
+    width = num_channels or first.shape[-1]
     if row is not None and not of_all:
-        shape = (1, num_channels or shape[-1])
-        tensors = [each.reshape(-1, shape[-1])[row : row + 1] for each in tensors]
+        shape: tuple[int, ...] = (1, width)
+        tensors = [_row_of(each, row, width) for each in tensors]
+    else:
+        shape = tuple(first.shape)
+        tensors = [each if each.shape == shape else each.reshape(shape) for each in tensors]
     space = weights.workspace.like((len(tensors), *shape), weights.head_signs_DK, 0)
     stacked = torch.stack(tensors, out=space)
-    return stacked.view(len(tensors_SR), len(records), -1, num_channels or shape[-1])
+    return stacked.view(len(tensors_SR), len(records), -1, width)
+
+
+def _row_of(x: Tensor, row: int, width: int) -> Tensor:
+    """One of the rows of as many numbers, `[1, width]`; in one step where they lie in order."""
+    if x.is_contiguous():
+        return x.as_strided((1, width), (width, 1), x.storage_offset() + row * width)
+    return x.reshape(-1, width)[row : row + 1]
 
 
 _GELU_CUBIC = 0.044715

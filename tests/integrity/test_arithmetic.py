@@ -121,3 +121,4 @@ def test_a_chunk_that_failed_leaves_nothing_behind() -> None:
         audited.run([2])
     audited.check.abandon()
     assert not any(block._forward_hooks for block in audited.rollout.model.blocks)
+    assert not any("forward" in vars(module) for module in audited.rollout.model.modules())
