@@ -10,12 +10,13 @@ PATCH_SIZE = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkGeometry:
-    """What one model fixes about its tensors; height and width come with each envelope.
+    """What a model fixes about a stream's tensors; height and width come with each envelope.
 
     `frames_per_block` and `context_frames` count latent frames, `spatial_stride` is pixels per
     latent cell, `text_len` tokens, `text_dim` channels. `context_frames` is the most that a
     recompute is given. A cache that holds `rollout_frames` begins anew with `rollout_overlap` of
-    them; 0 for one that has no such end.
+    them; 0 for one that has no such end. Of a stream with a `start_frame`, chunk 0 is a picture
+    that is given as latents, and not denoised.
     """
 
     batch: int = 1
@@ -28,6 +29,7 @@ class ChunkGeometry:
     context_frames: int
     rollout_frames: int = 0
     rollout_overlap: int = 0
+    start_frame: bool = False
 
     @property
     def pixel_multiple(self) -> int:

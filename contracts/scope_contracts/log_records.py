@@ -36,6 +36,7 @@ class RecordKind(StrEnum):
 
     OPENED = "opened"
     BEGUN = "begun"
+    START_FRAME = "start_frame"
     SCHEDULED = "scheduled"
     CONTROL = "control"
     PLANNED = "planned"
@@ -117,6 +118,16 @@ class Begun(Record):
     kind: ClassVar = RecordKind.BEGUN
 
     prompt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFrame(Record):
+    """Chunk 0 is a picture: `image` is its file as it was given, `image_sha256` of its bytes."""
+
+    kind: ClassVar = RecordKind.START_FRAME
+
+    image: str
+    image_sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +307,7 @@ class Closed(Record):
 _KINDS: dict[str, type[Record]] = {
     kind.kind: kind
     for kind in (
-        *(Opened, Begun, Scheduled, Control, Planned, Finished, Dropped),
+        *(Opened, Begun, StartFrame, Scheduled, Control, Planned, Finished, Dropped),
         *(Segment, Durable, Published, Retracted, Failed, Closed),
     )
 }

@@ -56,6 +56,8 @@ class ParityKeys(CanonicalMessage):
     """Empty where all ranks read the very same files."""
     model_recipe: str = ""
     """Digest of what the model's recipe says, wherever that stands."""
+    start_frame: bool = False
+    """Whether chunk 0 is a picture (`--image`), which rank0 alone reads."""
     world_layout: str
     processor: str = field(
         default="",

@@ -46,7 +46,11 @@ def preflight(
         _check_shutdown(envelope)
         return
     _check_scalars(envelope, geometry)
-    _check_schedule(envelope)
+    if geometry.start_frame and envelope.chunk_index == 0:
+        _check_start_frame(envelope)
+    else:
+        _check_steps(envelope)
+    _check_calls(envelope)
     _check_hard_cut(envelope)
     _check_presence(envelope, tensors)
     _check_recompute(envelope, geometry)
@@ -101,11 +105,24 @@ def _check_scalars(envelope: PPEnvelope, geometry: ChunkGeometry) -> None:
             raise _refusal(name, got=pixels, want=f"a positive multiple of {multiple} pixels")
 
 
-def _check_schedule(envelope: PPEnvelope) -> None:
+def _check_start_frame(envelope: PPEnvelope) -> None:
+    """A picture is the first of its epoch, and is written into the cache by a clean pass alone."""
+    where = "chunk 0 is the start frame"
+    if num_steps := envelope.num_denoise_steps:
+        raise _refusal("num_denoise_steps", got=num_steps, want=f"0: {where}")
+    if steps := envelope.denoising_step_list:
+        raise _refusal("denoising_step_list", got=steps, want=f"none: {where}")
+    for name, bit in (("init_cache", envelope.init_cache), ("clean_pass", envelope.clean_pass)):
+        if not bit:
+            raise _refusal(name, got=bit, want=f"True: {where}")
+
+
+def _check_steps(envelope: PPEnvelope) -> None:
     steps = envelope.denoising_step_list
     num_steps = envelope.num_denoise_steps
     if num_steps <= 0:
-        raise _refusal("num_denoise_steps", got=num_steps, want="at least 1")
+        fix = "only the start frame of a stream that begins with one has none"
+        raise _refusal("num_denoise_steps", got=num_steps, want="at least 1", fix=fix)
     if len(steps) != num_steps:
         want = f"num_denoise_steps = {num_steps}"
         raise _refusal("denoising_step_list", got=f"{len(steps)} steps", want=want)
@@ -113,6 +130,10 @@ def _check_schedule(envelope: PPEnvelope) -> None:
     if not falling or steps[-1] < 0 or steps[0] > MAX_TIMESTEP:
         want = f"strictly falling timesteps in [0, {MAX_TIMESTEP:g}]"
         raise _refusal("denoising_step_list", got=steps, want=want)
+
+
+def _check_calls(envelope: PPEnvelope) -> None:
+    num_steps = envelope.num_denoise_steps
     calls = num_steps + envelope.clean_pass + envelope.do_kv_recompute
     if envelope.expected_generator_calls != calls:
         want = f"{calls} = num_denoise_steps + clean_pass + do_kv_recompute"

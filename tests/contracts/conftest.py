@@ -42,7 +42,21 @@ REBUILT = replace(
     tensors=(LATENTS, CONDITIONING, CONTEXT),
 )
 """A clean-pass model goes on after its ranks were started again."""
-CHUNKS = {"first": FIRST, "steady": STEADY, "recompute": RECOMPUTE, "rebuilt": REBUILT}
+START_FRAME = replace(
+    FIRST,
+    num_denoise_steps=0,
+    denoising_step_list=(),
+    expected_generator_calls=1,
+    tensors=(replace(LATENTS, shape=(1, 1, 16, 8, 12)), CONDITIONING),
+)
+"""Chunk 0 of a model of one latent frame a chunk is a picture."""
+CHUNKS = {
+    "first": FIRST,
+    "steady": STEADY,
+    "recompute": RECOMPUTE,
+    "rebuilt": REBUILT,
+    "start_frame": START_FRAME,
+}
 
 MakeEnvelope = Callable[..., PPEnvelope]
 

@@ -103,12 +103,14 @@ class NoPeers:
 class WorkerSide:
     """A generator rank, of which only what it accepts and where it stands is looked at."""
 
-    def __init__(self, lifecycle: Lifecycle, *, is_remote: bool) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, *, is_remote: bool, geometry: ChunkGeometry = GEOMETRY
+    ) -> None:
         self.generator = CountingGenerator()
         self._is_remote = is_remote
         self._worker = Worker(
             generator=cast(ChunkGenerator, self.generator),
-            geometry=GEOMETRY,
+            geometry=geometry,
             lifecycle=lifecycle,
             peer_check=cast(PeerCheck, NoPeers()),
         )
@@ -141,13 +143,13 @@ class WorkerSide:
 class Rank0Side:
     """The planner's rank: every check before a byte leaves, and what it expects to be answered."""
 
-    def __init__(self, lifecycle: Lifecycle) -> None:
-        self.lifecycle = lifecycle
+    def __init__(self, lifecycle: Lifecycle, *, geometry: ChunkGeometry = GEOMETRY) -> None:
+        self.lifecycle, self._geometry = lifecycle, geometry
         self.extra_calls = 0
         self._text_digest = ""
 
     def take(self, envelope: PPEnvelope) -> bytes | None:
-        preflight(envelope, {spec.name: spec for spec in envelope.tensors}, GEOMETRY)
+        preflight(envelope, {spec.name: spec for spec in envelope.tensors}, self._geometry)
         entered = self.lifecycle.enter(envelope)
         if envelope.kind is MessageKind.SHUTDOWN:
             self.lifecycle = entered

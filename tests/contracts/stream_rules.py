@@ -62,6 +62,8 @@ class Stream:
     end_of_cache: int = 0
     has_cache: bool = False
     is_over: bool = False
+    start_frame: bool = False
+    """Whether chunk 0 is a picture."""
 
     def after(self, e: PPEnvelope) -> "Stream":
         """Where it stands once `e` is done."""
@@ -76,6 +78,7 @@ class Stream:
             start=e.current_start_frame + BLOCK,
             end_of_cache=kept + BLOCK,
             has_cache=True,
+            start_frame=self.start_frame,
         )
 
     def restarted(self) -> "Stream":
@@ -84,7 +87,7 @@ class Stream:
 
     def objection(self, e: PPEnvelope) -> type[ScopeError] | None:
         """Why `e` may not come next; None if it may."""
-        if not is_sound(e):
+        if not is_sound(e, start_frame=self.start_frame):
             return PreflightError
         if e.plan_id != PLAN:
             return LifecycleError
@@ -108,8 +111,8 @@ class Stream:
         return None if e.chunk_index > self.chunk else OrderError
 
 
-def is_sound(e: PPEnvelope) -> bool:
-    """Whether there is a place in some stream for `e`."""
+def is_sound(e: PPEnvelope, *, start_frame: bool) -> bool:
+    """Whether there is a place for `e` in some stream, or some that begins with a picture."""
     ids = (e.call_id, e.chunk_index, e.cache_epoch, e.base_seed, e.current_start_frame)
     if min(ids) < 0:
         return False
@@ -119,8 +122,12 @@ def is_sound(e: PPEnvelope) -> bool:
     falls = list(steps) == sorted(set(steps), reverse=True)
     calls = len(steps) + (1 if e.clean_pass else 0) + (1 if e.do_kv_recompute else 0)
     cut_is_whole = e.reset_kv_cache and e.reset_crossattn_cache and e.current_start_frame == 0
+    is_picture = start_frame and e.chunk_index == 0
+    if is_picture and (steps or not (e.init_cache and e.clean_pass)):
+        return False
     return (
-        len(steps) == e.num_denoise_steps > 0
+        len(steps) == e.num_denoise_steps
+        and bool(steps) != is_picture
         and falls
         and all(0 < step <= 1000 for step in steps)
         and e.expected_generator_calls == calls

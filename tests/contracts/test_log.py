@@ -22,6 +22,7 @@ from scope_contracts.log_records import (
     Control,
     Failed,
     Record,
+    StartFrame,
     decode_record,
     encode_record,
 )
@@ -30,6 +31,7 @@ from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_lab.sample_log import finished, opened, packed, planned, story
 
 DATA = packed(story())
+START_FRAME = StartFrame(at_s=1000.0, image="first.png", image_sha256="e" * 64)
 GOLDEN = "e6a1c620e957dc4b5b5cc377f8a401134ff5fa73a9e240f7f94ab8e3eaa74867"
 """SHA-256 of the story in version 5: change it with the version only."""
 ENDS = [len(packed(story()[:count])) for count in range(len(story()) + 1)]
@@ -77,7 +79,9 @@ def test_a_file_holds_what_was_written_and_where() -> None:
     assert list(reader) == entries
 
 
-@pytest.mark.parametrize("record", {record.kind: record for record, _ in story()}.values())
+@pytest.mark.parametrize(
+    "record", [*{record.kind: record for record, _ in story()}.values(), START_FRAME]
+)
 def test_every_kind_has_one_byte_string(record: Record) -> None:
     data = encode_record(record)
     assert decode_record(data) == record

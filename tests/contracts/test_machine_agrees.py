@@ -20,7 +20,7 @@ from scope_contracts import (
     StreamPosition,
     shutdown_envelope,
 )
-from tests.contracts.stream_ranks import Rank0Side, WorkerSide, verdict_of
+from tests.contracts.stream_ranks import GEOMETRY, Rank0Side, WorkerSide, verdict_of
 from tests.contracts.stream_rules import (
     BLOCK,
     HEIGHT,
@@ -66,9 +66,11 @@ steps = st.sampled_from([STEADY, STEADY, PROMPT, RECOMPUTE, REBUILT, CUT])
 class AnySequence(RuleBasedStateMachine):
     """Legal and illegal events on rank0, on a rank0 that generates itself, and on a mesh rank."""
 
+    start_frame = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.stream = Stream()
+        self.stream = Stream(start_frame=self.start_frame)
         self.history: list[PPEnvelope] = []
         self.start_ranks()
 
@@ -81,9 +83,10 @@ class AnySequence(RuleBasedStateMachine):
             next_start_frame=self.stream.start,
         )
         lifecycle = Lifecycle.resumed(plan_id=PLAN, frames_per_block=BLOCK, position=position)
-        self.rank0 = Rank0Side(lifecycle)
-        self.remote = WorkerSide(lifecycle, is_remote=True)
-        self.workers = [WorkerSide(lifecycle, is_remote=False), self.remote]
+        geometry = replace(GEOMETRY, start_frame=self.start_frame)
+        self.rank0 = Rank0Side(lifecycle, geometry=geometry)
+        self.remote = WorkerSide(lifecycle, is_remote=True, geometry=geometry)
+        self.workers = [WorkerSide(lifecycle, is_remote=False, geometry=geometry), self.remote]
 
     def lifecycles(self) -> list[Lifecycle]:
         return [self.rank0.lifecycle, *(worker.lifecycle for worker in self.workers)]
@@ -92,6 +95,7 @@ class AnySequence(RuleBasedStateMachine):
         """What a planner would send for `step`; whether it is legal here is another matter."""
         cut, recompute = step == CUT, step in (RECOMPUTE, REBUILT)
         clean = step != RECOMPUTE
+        denoised = STEPS if self.stream.chunk >= 0 or not self.start_frame else ()
         envelope = PPEnvelope(
             plan_id=PLAN,
             call_id=self.stream.call + 1,
@@ -104,10 +108,10 @@ class AnySequence(RuleBasedStateMachine):
             current_start_frame=0 if cut else self.stream.start,
             do_kv_recompute=recompute,
             clean_pass=clean,
-            num_denoise_steps=len(STEPS),
-            expected_generator_calls=len(STEPS) + clean + recompute,
+            num_denoise_steps=len(denoised),
+            expected_generator_calls=len(denoised) + clean + recompute,
             kv_cache_attention_bias=1.0,
-            denoising_step_list=STEPS,
+            denoising_step_list=denoised,
             height=HEIGHT,
             width=WIDTH,
             base_seed=7,
@@ -173,14 +177,15 @@ class AnySequence(RuleBasedStateMachine):
         self, bits: tuple[bool, bool, bool, bool, bool], epoch: int, from_zero: bool
     ) -> None:
         init, reset_kv, reset_cross, recompute, clean = bits
+        right = self.legal_chunk(STEADY)
         chunk = replace(
-            self.legal_chunk(STEADY),
+            right,
             init_cache=init,
             reset_kv_cache=reset_kv,
             reset_crossattn_cache=reset_cross,
             do_kv_recompute=recompute,
             clean_pass=clean,
-            expected_generator_calls=len(STEPS) + clean + recompute,
+            expected_generator_calls=right.num_denoise_steps + clean + recompute,
             cache_epoch=self.stream.epoch + epoch,
             current_start_frame=0 if from_zero else self.stream.start,
         )
@@ -211,6 +216,7 @@ class AnySequence(RuleBasedStateMachine):
         if self.stream.is_over:
             return
         chunk = self.legal_chunk(step)
+        extra = max(extra, -chunk.expected_generator_calls)
         before = self.rank0.lifecycle
         self.rank0.extra_calls = extra
         wanted = verdict_of(self.rank0, chunk)
@@ -270,10 +276,17 @@ class AnySequence(RuleBasedStateMachine):
             assert machine.state is (CacheState.ADVANCE if stream.has_cache else CacheState.RESET)
 
 
+class AnySequenceFromPicture(AnySequence):
+    """The same of a stream that begins with one."""
+
+    start_frame = True
+
+
 @pytest.mark.timeout(400)
-def test_rank0_and_workers_never_disagree() -> None:
+@pytest.mark.parametrize("machine", [AnySequence, AnySequenceFromPicture])
+def test_rank0_and_workers_never_disagree(machine: type[AnySequence]) -> None:
     run_state_machine_as_test(
-        AnySequence,
+        machine,
         settings=settings(
             max_examples=80,
             stateful_step_count=40,

@@ -39,6 +39,7 @@ OTHER: dict[str, Any] = {
     "integrity": IntegrityLevel.STRICT,
     "verify_within": 1,
     "dtype": DType.FLOAT16,
+    "start_frame": True,
 }
 
 

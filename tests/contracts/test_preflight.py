@@ -90,6 +90,53 @@ def test_a_wrong_scalar_is_refused(
         preflight(envelope, in_hand(envelope), geometry)
 
 
+def begins_with_a_picture(geometry: ChunkGeometry) -> ChunkGeometry:
+    return replace(geometry, frames_per_block=1, start_frame=True)
+
+
+def test_a_start_frame_passes_where_the_stream_begins_with_one(
+    make_envelope: MakeEnvelope, geometry: ChunkGeometry
+) -> None:
+    envelope = make_envelope("start_frame")
+    preflight(envelope, in_hand(envelope), begins_with_a_picture(geometry))
+    later = replace(make_envelope("first"), chunk_index=4, tensors=envelope.tensors)
+    preflight(later, in_hand(later), begins_with_a_picture(geometry))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_denoise_steps": 4}, "num_denoise_steps: got 4, want 0: chunk 0 is the start frame"),
+        ({"denoising_step_list": (9.0,)}, "want none: chunk 0 is the start frame"),
+        ({"clean_pass": False}, "clean_pass: got False, want True: chunk 0 is the start frame"),
+        ({"init_cache": False}, "init_cache: got False, want True: chunk 0 is the start frame"),
+        ({"expected_generator_calls": 5}, "expected_generator_calls: got 5, want 1 = "),
+        ({"do_kv_recompute": True}, "expected_generator_calls: got 1, want 2 = "),
+        ({"chunk_index": 4}, "num_denoise_steps: got 0, want at least 1; only the start frame"),
+    ],
+)
+def test_a_start_frame_that_is_something_else_too_is_refused(
+    make_envelope: MakeEnvelope,
+    geometry: ChunkGeometry,
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    envelope = make_envelope("start_frame", **changes)
+    with pytest.raises(PreflightError, match=re.escape(message)):
+        preflight(envelope, in_hand(envelope), begins_with_a_picture(geometry))
+
+
+def test_ranks_that_disagree_about_the_start_frame_refuse_each_other_s_chunk_0(
+    make_envelope: MakeEnvelope, geometry: ChunkGeometry
+) -> None:
+    given = make_envelope("start_frame")
+    with pytest.raises(PreflightError, match="num_denoise_steps: got 0, want at least 1"):
+        preflight(given, in_hand(given), replace(geometry, frames_per_block=1))
+    denoised = replace(make_envelope("first"), tensors=given.tensors)
+    with pytest.raises(PreflightError, match="num_denoise_steps: got 4, want 0: chunk 0 is the"):
+        preflight(denoised, in_hand(denoised), begins_with_a_picture(geometry))
+
+
 @pytest.mark.parametrize(
     ("chunk", "absent"),
     [

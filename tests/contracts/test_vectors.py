@@ -17,6 +17,7 @@ def test_there_is_a_vector_of_every_kind() -> None:
         "v1_envelope_steady",
         "v1_envelope_recompute",
         "v1_envelope_rebuilt",
+        "v1_envelope_start_frame",
         "v1_envelope_shutdown",
         "v1_result_first",
         "v1_result_recompute",

@@ -23,6 +23,7 @@ from scope_contracts.envelope import (
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.log_file import pack
+from scope_contracts.log_records import StartFrame
 from scope_contracts.parity import HASH_BYTES, ParityKeys, ScalarDigest
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import encode
@@ -150,7 +151,10 @@ def lifecycles() -> tuple[Lifecycle, ...]:
 
 
 def recordings() -> tuple[bytes, ...]:
-    """Files: one that has just begun, one of a whole stream, and one of a stream that crashed."""
+    """Files: one that was opened, one that has begun with a picture, one of a whole stream, and one
+    of a stream that crashed."""
     whole = story()
+    picture = StartFrame(at_s=1000.0, image="first.png", image_sha256="e" * 64)
     torn = pack(planned(1))[:40]
-    return packed(whole[:1]), packed(whole), packed(whole[:8]) + torn
+    begun = packed([*whole[:2], (picture, b"")])
+    return packed(whole[:1]), begun, packed(whole), packed(whole[:8]) + torn
