@@ -163,9 +163,12 @@ class IntegrityConfig(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig(_Part):
-    """Randomness: equal seeds, prompts and schedules give equal streams."""
+    """What a stream begins with: equal seeds, pictures, prompts and schedules give equal ones."""
 
     seed: int = _setting(0, bounds=Bounds(least=0, most=2**63 - 1))
+    image: Path | None = _setting(None)
+    """A picture that the stream begins with, where the recipe takes a start frame: chunk 0 shows
+    it. Only rank0 reads it, at every start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

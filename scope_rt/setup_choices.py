@@ -7,7 +7,9 @@ from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import StreamConfig
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.models.family import Family, family_names
 from scope_rt.models.loading import ModelFolder
+from scope_rt.models.recipe import Recipe
 from scope_rt.placement import Host, model_device_type
 from scope_rt.topology import Topology
 
@@ -58,6 +60,24 @@ def check_fallback(config: StreamConfig, model: ModelFolder) -> None:
             f"fallback_tp is {degree}, and plan single runs on one rank; leave it out"
         )
     model.config.check_degree(Topology.of(config.mesh.plan, degree).tp_degree)
+
+
+def check_image(config: StreamConfig, model: ModelFolder) -> None:
+    """Raises `UserInputError` for a picture that no chunk of this recipe could be."""
+    image, recipe = config.sampling.image, model.recipe
+    if image is None or recipe.start_frame:
+        return
+    those = [name for name in family_names() if Family.named(name).recipe.start_frame]
+    raise UserInputError(
+        f"image {image}: recipe {model.layout.family.name} begins with noise, {_block(recipe)}, "
+        "and takes no start frame; leave the image out, or stream a checkpoint of a recipe that "
+        f"takes one: {', '.join(those)}"
+    )
+
+
+def _block(recipe: Recipe) -> str:
+    frames = recipe.frames_per_block
+    return "a latent frame at a time" if frames == 1 else f"{frames} latent frames at a time"
 
 
 def size_of(config: StreamConfig, model: ModelFolder, *, multiple: int) -> tuple[int, int]:

@@ -42,6 +42,7 @@ def parity_keys(setup: StreamSetup, *, model_is_shared: bool) -> ParityKeys:
         package_version=__version__,
         model_fingerprint="" if model_is_shared else setup.model_fingerprint,
         model_recipe=setup.model.layout.recipe_digest,
+        start_frame=setup.geometry.start_frame,
         world_layout=f"{plan} tp={setup.topology.tp_degree} {setup.height}x{setup.width}",
         processor=processor(setup.device) if _is_compared(setup) else "",
     )
@@ -74,7 +75,9 @@ def check_environment(setup: StreamSetup) -> None:
 
 def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
     """What must be the same for a stream to be resumed; plan and TP degree may differ."""
+    picture = setup.picture
     return (
+        *([] if picture is None else [("image", picture.sha256)]),
         ("model", setup.model_fingerprint),
         ("seed", str(setup.config.sampling.seed)),
         ("height", str(setup.height)),

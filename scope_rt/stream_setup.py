@@ -4,7 +4,7 @@ Built once by every rank; what ranks compare, what identifies a stream and how i
 read off it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_rt.attention.backend import AttentionBackend, backend_named, default_backend
+from scope_rt.checks import Checks
 from scope_rt.config import StreamConfig
 from scope_rt.control.anchor import AnchorEncoder, AnchorFrames
 from scope_rt.control.context import Context, ContextMemory
@@ -26,6 +27,7 @@ from scope_rt.control.planner import StreamSettings
 from scope_rt.control.recompute import Recompute, RecomputeAnchor, choose_recompute
 from scope_rt.control.rollout_context import RolloutMemory
 from scope_rt.control.stages import ValueRules
+from scope_rt.control.start_frame import StartFrame, encoded
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.part_digests import part_digests
 from scope_rt.integrity.pictures import RankZeroParts
@@ -38,16 +40,18 @@ from scope_rt.placement import device_of, model_device_type
 from scope_rt.setup_choices import (
     cache_spec_of,
     check_fallback,
+    check_image,
     dtype_of,
     host_of,
     size_of,
     topology_of,
 )
-from scope_rt.tensors import NAMES, TORCH_DTYPES
+from scope_rt.tensors import NAMES, TORCH_DTYPES, sha256_of
 from scope_rt.text.encoder import TextEncoder
 from scope_rt.topology import Topology
 from scope_rt.vae.checked import CheckedAnchorEncoder, CheckedDecoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
+from scope_rt.video.start_picture import StartPicture, read_start_picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +70,19 @@ class StreamSetup:
     geometry: ChunkGeometry
     cache_spec: KVCacheSpec
     """Of all ranks together; a generator rank holds its share of the heads."""
+    picture: StartPicture | None = None
+    """That the stream begins with, on rank0, and in a process that only starts ranks."""
+    recorded_start: StartFrame | None = None
+    """The start frame of a stream that is run again, in the place of a picture."""
 
     @classmethod
     def of(
-        cls, config: StreamConfig, environment: LaunchEnvironment | None = None, **more: Any
+        cls,
+        config: StreamConfig,
+        environment: LaunchEnvironment | None = None,
+        *,
+        recorded_start: StartFrame | None = None,
+        **more: Any,
     ) -> Self:
         """Read the model folder and settle what `config` left open; `more` is a subclass's own.
 
@@ -82,6 +95,7 @@ class StreamSetup:
         recipe, topology = model.recipe, topology_of(config, environment)
         model.config.check_degree(topology.tp_degree)
         check_fallback(config, model)
+        check_image(config, model)
         recompute = choose_recompute(
             recipe, config.cache.recompute, every=config.cache.kv_cache_recompute_every
         )
@@ -90,8 +104,15 @@ class StreamSetup:
         dtype = TORCH_DTYPES[dtype_of(config)]
         if not dtype.is_floating_point:
             raise UserInputError(f"dtype {config.model.dtype} is no float; choose float32")
-        geometry = model.geometry(dtype=dtype)
+        image = config.sampling.image
+        geometry = replace(
+            model.geometry(dtype=dtype),
+            start_frame=image is not None or recorded_start is not None,
+        )
         height, width = size_of(config, model, multiple=geometry.pixel_multiple)
+        picture = None
+        if image is not None and environment.rank == 0:
+            picture = read_start_picture(image, height=height, width=width)
         setup = cls(
             config=config,
             environment=environment,
@@ -106,6 +127,8 @@ class StreamSetup:
             cache_spec=cache_spec_of(
                 model, geometry, cache, tp=topology.tp_degree, height=height, width=width
             ),
+            picture=picture,
+            recorded_start=recorded_start,
             **more,
         )
         setup._load_parts()
@@ -216,6 +239,35 @@ class StreamSetup:
         """Whether this process is a rank of the stream, not one that only starts them."""
         return self.environment.launched or self.topology.world_size == 1
 
+    @property
+    def image(self) -> tuple[str, str]:
+        """The file of the start frame as it was given, and its SHA-256; where `start_frame` is."""
+        if self.picture is not None:
+            return str(self.picture.path), self.picture.sha256
+        assert self.recorded_start is not None, "asked for of a stream that begins with a picture"
+        return self.recorded_start.image, self.recorded_start.image_sha256
+
+    @cached_property
+    def start_frame(self) -> StartFrame:
+        """What chunk 0 is, of a stream that begins with a picture; on rank0, or of a recording.
+
+        Raises:
+            UserInputError: as `start_frame.encoded`.
+            IntegrityError: encoding it twice gave two results.
+        """
+        if self.recorded_start is not None:
+            return self.recorded_start
+        assert self.picture is not None, "asked for on rank0, of a stream that begins with one"
+        frame = self._encoded(self.picture)
+        if self.verifies:
+            again = sha256_of(self._encoded(self.picture).latents)
+            what = "its latents, encoded again,"
+            Checks().kept(f"image {frame.image}", what, now=again, noted=frame.latents_sha256)
+        return frame
+
+    def _encoded(self, picture: StartPicture) -> StartFrame:
+        return encoded(picture, self.codec, batch=self.geometry.batch, dtype=self.dtype)
+
     def check_prompt(self, prompt: str) -> None:
         """Refuse what cannot be encoded, before any rank starts; rank0 has the last word, where the
         encoder is none to be loaded for that.
@@ -237,6 +289,8 @@ class StreamSetup:
             _ = self.codec
         if self.environment.rank == 0:
             _ = self.text_encoder
+        if self.picture is not None and not self.environment.attempt:
+            _ = self.start_frame  # a later start mostly needs it no more
 
     def release_parts(self) -> None:
         """Let go of a text encoder that has read prompts, and of embeddings: who only starts ranks
@@ -288,6 +342,7 @@ class StreamSetup:
             height=self.height,
             width=self.width,
             base_seed=self.config.sampling.seed,
+            start_frame=self.geometry.start_frame,
             kv_cache_attention_bias=self.kv_cache_attention_bias,
             recompute_every=self.recompute.every,
             bring_up=self.config.mesh.bring_up,

@@ -58,6 +58,7 @@ OTHERS: dict[str, Any] = {
     "kv_cache_recompute_every": 2,
     "integrity": IntegrityLevel.STRICT,
     "verify_within": 8,
+    "image": Path("first.png"),
     "seed": 7,
     "log": Path("log"),
     "record_latents": True,

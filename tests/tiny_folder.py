@@ -50,6 +50,15 @@ KREA_RECIPE = replace(
 """The same weights as a model that keeps its cache by recompute, as Krea's do."""
 
 
+FRAMEWISE_RECIPE = replace(
+    RECIPE,
+    frames_per_block=1,
+    start_frame=True,
+    first_chunk_steps=(1000.0, 750.0, 500.0),
+)
+"""The same weights as a model of one latent frame a chunk, which may begin with a picture."""
+
+
 @cache
 def tiny_folder() -> Path:
     """One for all tests of this process, which change nothing in it. A chunk of it takes an eighth

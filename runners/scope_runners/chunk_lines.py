@@ -131,6 +131,8 @@ def events_of(stream: StreamHistory) -> dict[int, list[str]]:
     for control in stream.controls:
         for words in _control_words(control):
             note(control.chunk_index, words)
+    if (start := stream.start_frame) is not None:
+        note(0, f"start frame: {start.image} (SHA-256 {start.image_sha256[:12]})")
     for index, envelope in stream.envelopes.items():
         if envelope.do_kv_recompute:
             note(index, "recompute: the cache was rebuilt from context")

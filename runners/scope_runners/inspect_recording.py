@@ -66,6 +66,7 @@ def to_json(stream: StreamHistory, lines: Sequence[ChunkLine]) -> str:
     """Everything of a recording but its latents."""
     plain = {
         "opened": [asdict(opened) for opened in stream.openings],
+        "start_frame": None if stream.start_frame is None else asdict(stream.start_frame),
         "controls": [asdict(control) for control in stream.controls],
         "restarts": [asdict(restart) for restart in stream.restarts],
         "retractions": [asdict(retraction) for retraction in stream.retractions],

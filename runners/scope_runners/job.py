@@ -7,7 +7,7 @@ the same video.
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from glob import escape
 from pathlib import Path
@@ -37,6 +37,8 @@ class Timeline:
     ignored: tuple[str, ...]
     later: tuple[ScheduledEvent, ...] = ()
     """The events after the end: whoever resumes the stream may make it longer."""
+    has_start_frame: bool = False
+    """Whether chunk 0 is a picture that was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,26 +109,18 @@ def prepare(request: StreamRequest, environment: LaunchEnvironment | None = None
     )
     register_parts(request.parts)
     setup = StreamSetup.of(config, environment)
-    if request.image is not None:
-        raise UserInputError(
-            f"--image {request.image}: recipe {setup.model.layout.family.name} begins with noise, "
-            "and takes no start frame; leave it out"
-        )
     if setup.environment.rank == 0:
         _check_prompts(request, setup)
     num_latents, sizes = setup.recipe.frames_per_block, setup.codec_sizes
-    return StreamJob(
-        request=request,
-        setup=setup,
-        timeline=place_events(
-            request,
-            fps=setup.recipe.fps,
-            first_frames=num_frames(sizes, num_latents, starts_epoch=True),
-            later_frames=num_frames(sizes, num_latents, starts_epoch=False),
-            resting_bias=setup.kv_cache_attention_bias,
-        ),
-        files=files,
+    timeline = place_events(
+        request,
+        fps=setup.recipe.fps,
+        first_frames=num_frames(sizes, num_latents, starts_epoch=True),
+        later_frames=num_frames(sizes, num_latents, starts_epoch=False),
+        resting_bias=setup.kv_cache_attention_bias,
     )
+    timeline = replace(timeline, has_start_frame=setup.geometry.start_frame)
+    return StreamJob(request=request, setup=setup, timeline=timeline, files=files)
 
 
 def transition_of(request: StreamRequest, *, resting_bias: float) -> TransitionSpec | None:

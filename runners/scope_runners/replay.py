@@ -29,6 +29,7 @@ from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
 from scope_rt.control.log_entries import recorded_transition
 from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
 from scope_rt.control.scheduled_event import ScheduledEvent
+from scope_rt.control.start_frame import StartFrame
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.feedback import Feedback, own_latents
@@ -37,6 +38,7 @@ from scope_rt.models.recipe import RECIPE_NAME, Recipe
 from scope_rt.placement import Host, device_of
 from scope_rt.record.reader import StreamHistory, open_log
 from scope_rt.session import StreamSession
+from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.topology import Topology, plan_named
 from scope_runners import logs
@@ -70,6 +72,8 @@ class ReplayJob:
     num_chunks: int
     tolerance: float
     """0 wants equal bits."""
+    start_frame: StartFrame | None
+    """As recorded; None where the stream began with noise, or its start frame was never shown."""
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
@@ -222,7 +226,31 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
         topology=topology,
         num_chunks=num_chunks,
         tolerance=bar if namespace.tolerance is None else namespace.tolerance,
+        start_frame=_start_frame(recording),
     )
+
+
+def _start_frame(recording: Recording) -> StartFrame | None:
+    """The latents of chunk 0 are those of its picture, which nobody needs to have any more."""
+    told, place = recording.stream.start_frame, recording.places.get(0)
+    if told is None or place is None:
+        return None
+    with open_log(recording.path) as file:
+        latents = _latents_at(recording, LogReader(file), 0)
+    return StartFrame(
+        image=told.image,
+        image_sha256=told.image_sha256,
+        latents=latents[None],
+        latents_sha256=recording.stream.finished[0].latents_sha256,
+    )
+
+
+def _latents_at(recording: Recording, reader: LogReader, chunk: int) -> Tensor:
+    """Recorded latents `[F, C, H/8, W/8]`."""
+    spec = recording.stream.finished[chunk].latents
+    assert spec is not None, "a log without latents is not replayed"
+    raw = bytearray(reader.blob(recording.places[chunk]))
+    return torch.frombuffer(raw, dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape)
 
 
 def events(stream: StreamHistory) -> tuple[ScheduledEvent, ...]:
@@ -248,8 +276,9 @@ def events(stream: StreamHistory) -> tuple[ScheduledEvent, ...]:
 def _run_again(job: ReplayJob, *, record: Path | None, show: bool) -> None:
     """One rank's part of the stream, from its beginning to the last chunk to compare."""
     with _feedback(job) as feedback:
+        setup = StreamSetup.of(_config(job, record), recorded_start=job.start_frame)
         session = StreamSession(
-            _config(job, record),
+            setup,
             instruments=Instruments(watchdog=rank_watchdog()),
             feedback=feedback,
         )
@@ -309,13 +338,9 @@ class RecordedFeedback:
         self._recording, self._reader = recording, LogReader(file)
 
     def __call__(self, chunk_index: int, latents_BFCHW: Tensor) -> Tensor:
-        place = self._recording.places.get(chunk_index)
-        if place is None:
+        if chunk_index not in self._recording.places:
             return latents_BFCHW  # dropped by a cut: nothing after it sees it
-        spec = self._recording.stream.finished[chunk_index].latents
-        assert spec is not None, "a log without latents is not replayed"
-        raw = bytearray(self._reader.blob(place))
-        recorded = torch.frombuffer(raw, dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape)
+        recorded = _latents_at(self._recording, self._reader, chunk_index)
         return recorded.view_as(latents_BFCHW).to(latents_BFCHW)
 
 

@@ -50,7 +50,6 @@ class StreamRequest:
     out: Path
     trace: Path | None
     record: Path | None
-    image: Path | None
     threads: int
     oversubscribe: bool
     accept_quality_loss: bool
@@ -105,6 +104,7 @@ _FILES = ("log", "record_latents", "snapshot")
 """Settings for Python: in a command they follow from `--out` and `--record`."""
 _SETTINGS = (
     "seed",
+    "image",
     "plan",
     "tp",
     "model",
@@ -201,7 +201,8 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         "--image",
         type=Path,
         metavar="FILE",
-        help="a picture to begin with, for a recipe that takes one; none does yet",
+        help="a picture that the stream begins with, cut to its aspect and scaled; for recipes of "
+        "one latent frame a chunk (causal-forcing-1.3b); after a hard cut it begins with noise",
     )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")

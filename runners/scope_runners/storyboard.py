@@ -40,6 +40,8 @@ def scenes(chunks: Sequence[ChunkRecord], timeline: Timeline, *, fps: int) -> li
         words = [f"{middle / fps:.1f}s", f"e{chunk.cache_epoch}"]
         if before is not None and chunk.cache_epoch != before.cache_epoch:
             words.append("cut")
+        if before is None and timeline.has_start_frame:
+            words.append("image")
         if before is None or chunk.prompt != before.prompt:
             num_prompts += 1
             words.append(f"prompt {num_prompts}")

@@ -117,6 +117,8 @@ class StreamSummary:
     fps: int
     kv_cache_attention_bias: float
     prompt: str
+    image: str | None
+    """The picture that the stream begins with."""
     events: Sequence[ScheduledEvent]
     ignored_events: Sequence[str]
     totals: Totals
@@ -202,6 +204,7 @@ def summarise(
         fps=fps,
         kv_cache_attention_bias=setup.kv_cache_attention_bias,
         prompt=request.prompt,
+        image=None if config.sampling.image is None else str(config.sampling.image),
         events=job.timeline.events,
         ignored_events=job.timeline.ignored,
         totals=Totals(
@@ -256,6 +259,8 @@ def table(summary: StreamSummary) -> str:
         "video writer": f"generation waited {summary.writer_blocked_s:.2f} s for it",
         "integrity": summary.integrity,
     }
+    if summary.image is not None:
+        rows["start frame"] = summary.image
     if summary.recording_failure is not None:
         rows["NOT recorded"] = summary.recording_failure
     if summary.broken_on_purpose is not None:

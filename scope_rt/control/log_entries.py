@@ -13,6 +13,7 @@ from scope_contracts.log_records import (
     Planned,
     Retracted,
     Scheduled,
+    StartFrame,
 )
 from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Chunk
@@ -20,7 +21,7 @@ from scope_rt.control.inbox import Directive
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.tensors import spec_of
 
-_MOST_ERROR_CHARACTERS = 4096
+_MOST_CHARACTERS = 4096
 
 
 def control_records(chunk_index: int, directive: Directive) -> tuple[Control, ...]:
@@ -67,6 +68,11 @@ def planned_record(envelope: PPEnvelope) -> Planned:
     return Planned(at_s=time.time(), envelope=envelope)
 
 
+def start_frame_record(image: str, image_sha256: str) -> StartFrame:
+    """Chunk 0 will be the picture in the file `image`."""
+    return StartFrame(at_s=time.time(), image=_recordable(image), image_sha256=image_sha256)
+
+
 def finished_record(chunk: Chunk, *, with_latents: bool) -> Finished:
     """`chunk` was decoded for the consumer."""
     return Finished(
@@ -104,4 +110,4 @@ def failed_record(chunk_index: int, error: BaseException) -> Failed:
 
 
 def _recordable(text: str) -> str:
-    return text[:_MOST_ERROR_CHARACTERS].encode(errors="replace").decode()
+    return text[:_MOST_CHARACTERS].encode(errors="replace").decode()

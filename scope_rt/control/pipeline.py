@@ -40,6 +40,7 @@ from scope_rt.control.plan_check import PlanCheck
 from scope_rt.control.position import Position
 from scope_rt.control.proved_latents import ProvedLatents
 from scope_rt.control.stages import Stages
+from scope_rt.control.start_frame import StartFrame
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import INITIAL
@@ -190,6 +191,10 @@ class Pipeline:
             self._log.append(dropped_record(envelope))
             return None
         self._check_latents(envelope.chunk_index, latents)
+        if self._stages.values is not None and (start := self._start_frame(envelope)) is not None:
+            chunk, noted = f"chunk {envelope.chunk_index}", start.latents_sha256
+            what = "latents of the start frame"
+            self._instruments.checks.kept(chunk, what, now=latents_sha256, noted=noted)
         if envelope.init_cache:
             self._stages.context.reset()
         seen = self._stages.feedback(envelope.chunk_index, latents)
@@ -286,14 +291,7 @@ class Pipeline:
         """The envelope that announces its tensors, and these."""
         geometry, text = self._stages.geometry, following.text
         dtype = TORCH_DTYPES[geometry.dtype]
-        noise = self._stages.noise.draw(
-            base_seed=envelope.base_seed,
-            cache_epoch=envelope.cache_epoch,
-            chunk_index=envelope.chunk_index,
-            step=INITIAL,
-            shape=geometry.latent_shape(envelope.height, envelope.width),
-        )
-        tensors = {LATENTS_IN: noise.to(dtype)}
+        tensors = {LATENTS_IN: self._latents_in(envelope)}
         if envelope.reset_crossattn_cache or following.planner.settings.bring_up:
             assert text is not None
             tensors[CONDITIONING_EMBEDS] = text.embeds.to(dtype)
@@ -304,6 +302,25 @@ class Pipeline:
             if (lost := self.position.lost_text(following)) is not None:
                 tensors[RECOMPUTE_EMBEDS] = lost.embeds.to(dtype)
         return replace(envelope, tensors=specs_of(tensors)), tensors
+
+    def _latents_in(self, envelope: PPEnvelope) -> Tensor:
+        """The noise that a chunk is made of, or the latents of the start frame."""
+        if (start := self._start_frame(envelope)) is not None:
+            return start.latents.clone()  # a chunk is these very numbers, and a consumer's own
+        geometry = self._stages.geometry
+        noise = self._stages.noise.draw(
+            base_seed=envelope.base_seed,
+            cache_epoch=envelope.cache_epoch,
+            chunk_index=envelope.chunk_index,
+            step=INITIAL,
+            shape=geometry.latent_shape(envelope.height, envelope.width),
+        )
+        return noise.to(TORCH_DTYPES[geometry.dtype])
+
+    def _start_frame(self, envelope: PPEnvelope) -> StartFrame | None:
+        """What the chunk of `envelope` is, where it is not denoised."""
+        source = self._stages.start_frame
+        return source() if source is not None and not envelope.num_denoise_steps else None
 
     def _collect(self, sent: InFlight) -> tuple[PPResult, Tensor, str]:
         """The result of a chunk, its latents and their digest, checked to answer its envelope."""

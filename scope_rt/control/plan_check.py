@@ -123,10 +123,11 @@ class PlanCheck:
     def __init__(self, position: Position, checks: Checks) -> None:
         settings = position.planner.settings
         self._checks, self._rest = checks, settings.kv_cache_attention_bias
-        self._stated = {
-            is_first: _stated(settings, is_first=is_first) for is_first in (False, True)
-        }
-        """By whether a chunk is an epoch's first."""
+        recipe = settings.recipe
+        self._first = _stated(settings, recipe.first_chunk_timesteps)
+        """Of the first chunk of an epoch that is denoised."""
+        self._later, self._given = _stated(settings, recipe.timesteps), _stated(settings, ())
+        self._has_start_frame = settings.start_frame
         self._asked = Asked.at(position)
 
     def verify(self, directive: Directive, envelope: PPEnvelope, following: Position) -> Asked:
@@ -152,6 +153,12 @@ class PlanCheck:
         """The chunk left: the next one follows on it."""
         self._asked = asked
 
+    def _stated_at(self, chunk: int, *, cuts: bool) -> tuple[object, ...]:
+        """A start frame is the stream's first chunk, and the one after it the first with steps."""
+        if self._has_start_frame and chunk < 2:
+            return self._first if chunk else self._given
+        return self._first if cuts else self._later
+
     def _all_of(
         self,
         directive: Directive,
@@ -161,7 +168,7 @@ class PlanCheck:
         *,
         cuts: bool,
     ) -> Iterator[Planned]:
-        stated, as_asked = _stated_in(envelope), self._stated[cuts]
+        stated, as_asked = _stated_in(envelope), self._stated_at(envelope.chunk_index, cuts=cuts)
         if stated != as_asked:
             yield from zip(_STATED, stated, as_asked, strict=True)
         yield "init_cache", envelope.init_cache, cuts
@@ -188,12 +195,10 @@ _STATED = ("base_seed", "height", "width", "denoising_step_list", "clean_pass")
 _stated_in = attrgetter(*_STATED)
 
 
-def _stated(settings: StreamSettings, *, is_first: bool) -> tuple[object, ...]:
-    """What all envelopes of a stream have alike, as it is at its start."""
-    recipe = settings.recipe
+def _stated(settings: StreamSettings, steps: tuple[float, ...]) -> tuple[object, ...]:
+    """What all envelopes of a stream have alike, as it is at its start, beside their `steps`."""
     sizes = (settings.height, settings.width)
-    steps = recipe.first_chunk_timesteps if is_first else recipe.timesteps
-    return (settings.base_seed, *sizes, steps, recipe.clean_pass)
+    return (settings.base_seed, *sizes, steps, settings.recipe.clean_pass)
 
 
 def _turned(

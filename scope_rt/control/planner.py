@@ -21,6 +21,8 @@ class StreamSettings:
     height: int
     width: int
     base_seed: int
+    start_frame: bool = False
+    """Whether chunk 0 is a picture, which is not denoised."""
     kv_cache_attention_bias: float = 1.0
     """The resting value; a transition may leave it and comes back to it."""
     recompute_every: int = RECOMPUTE_NEVER
@@ -73,7 +75,7 @@ class Planner:
         rebuild = self.recomputes(hard_cut=hard_cut, asked=recompute, new_text=new_text)
         epoch = self.cache_epoch + cut
         start_frame = 0 if cut else self.next_start_frame
-        timesteps = recipe.first_chunk_timesteps if cut else recipe.timesteps
+        timesteps = self._timesteps(cut=cut)
         envelope = PPEnvelope(
             plan_id=settings.plan_id,
             call_id=self.next_call_id,
@@ -104,6 +106,14 @@ class Planner:
             holds_cache=True,
         )
         return envelope, following
+
+    def _timesteps(self, *, cut: bool) -> tuple[float, ...]:
+        """Of the next chunk: none of a start frame, and an epoch's first of the chunk after it."""
+        recipe, begins_with = self.settings.recipe, self.settings.start_frame
+        if begins_with and self.next_chunk_index == 0:
+            return ()
+        is_first = cut or (begins_with and self.next_chunk_index == 1)
+        return recipe.first_chunk_timesteps if is_first else recipe.timesteps
 
     def _cuts(self, hard_cut: bool) -> bool:
         """A lost cache that no context can rebuild leaves only a new epoch."""

@@ -10,6 +10,7 @@ from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.envelope import PPEnvelope, PPResult
 from scope_contracts.geometry import ChunkGeometry
 from scope_rt.control.context import Context
+from scope_rt.control.start_frame import StartFrame
 from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
@@ -66,6 +67,8 @@ class Stages:
     noise: NoiseSource
     geometry: ChunkGeometry
     cache: KVCacheSpec
+    start_frame: Callable[[], StartFrame] | None = None
+    """What chunk 0 is, where the stream begins with a picture; encoded when it is first asked."""
     feedback: Feedback = own_latents
     values: ValueRules | None = None
     """What latents must be; None verifies neither them nor what rank0 keeps."""

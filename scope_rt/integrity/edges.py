@@ -190,7 +190,7 @@ class EdgeCheck:
     def _steps_in_turn(self) -> Sequence[int]:
         """Those whose noise is drawn again."""
         num = len(self._envelope.denoising_step_list)
-        if self._every == 1:
+        if self._every == 1 or not num:  # a start frame has none
             return range(num)
         turn, is_idle = divmod(self._envelope.chunk_index, NOISE_EVERY)
         return () if is_idle else (turn % num,)

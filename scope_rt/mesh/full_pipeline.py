@@ -1,9 +1,9 @@
 """In `tp_v0` every rank runs the whole pipeline from broadcast parameters, in lockstep.
 
 What a rank can work out for itself does not travel: it draws its own noise, decodes its own frames
-and takes recompute context from them. Simple to bring up and easy to compare; and dear, because
-every rank decodes. Ranks on unlike hardware may derive unlike context, which the digests of a link
-see: they cover what was derived as well.
+and takes recompute context from them. A start frame does: rank0 alone has the picture. Simple to
+bring up and easy to compare; and dear, because every rank decodes. Ranks on unlike hardware may
+derive unlike context, which the digests of a link see: they cover what was derived as well.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,14 @@ from scope_rt.tensors import TORCH_DTYPES
 from scope_rt.vae.codec import StreamingDecoder
 from scope_rt.watchdog import Watchdog
 
-DERIVED = frozenset({LATENTS_IN, CONTEXT_FRAMES_OVERRIDE})
-"""Tensors that an envelope of `tp_v0` announces and that every rank makes for itself."""
+_DERIVED = frozenset({LATENTS_IN, CONTEXT_FRAMES_OVERRIDE})
+
+
+def derived_of(message: PPEnvelope | PPResult) -> frozenset[str]:
+    """Tensors that a message of `tp_v0` announces and that every rank makes for itself: noise, and
+    not a start frame."""
+    is_given = isinstance(message, PPEnvelope) and not message.num_denoise_steps
+    return _DERIVED - {LATENTS_IN} if is_given else _DERIVED
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,21 +51,23 @@ class FullPipeline:
     """Whether this rank has planned a chunk since it started."""
 
     def derive(self, envelope: PPEnvelope, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All tensors of `envelope`, in the order it announces them."""
+        """All tensors of `envelope`, in the order it announces them; of those that `derived_of`
+        names, none was received."""
         tensors = dict(received)
         if envelope.kind is MessageKind.SHUTDOWN:
             return tensors
         self._starts_epoch = envelope.init_cache
         specs = {spec.name: spec for spec in envelope.tensors}
-        latents = specs[LATENTS_IN]
-        noise = self.noise.draw(
-            base_seed=envelope.base_seed,
-            cache_epoch=envelope.cache_epoch,
-            chunk_index=envelope.chunk_index,
-            step=INITIAL,
-            shape=latents.shape,
-        )
-        tensors[LATENTS_IN] = noise.to(TORCH_DTYPES[latents.dtype])
+        if LATENTS_IN not in tensors:
+            latents = specs[LATENTS_IN]
+            noise = self.noise.draw(
+                base_seed=envelope.base_seed,
+                cache_epoch=envelope.cache_epoch,
+                chunk_index=envelope.chunk_index,
+                step=INITIAL,
+                shape=latents.shape,
+            )
+            tensors[LATENTS_IN] = noise.to(TORCH_DTYPES[latents.dtype])
         if CONTEXT_FRAMES_OVERRIDE in specs:
             dtype = TORCH_DTYPES[specs[CONTEXT_FRAMES_OVERRIDE].dtype]
             with self.watchdog.section(f"chunk {envelope.chunk_index}: planning"):

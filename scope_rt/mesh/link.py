@@ -30,6 +30,11 @@ Derive = Callable[[PPEnvelope, Tensors], dict[str, Tensor]]
 M = TypeVar("M", PPEnvelope, PPResult)
 
 
+def nothing(message: PPEnvelope | PPResult) -> frozenset[str]:
+    """All tensors travel."""
+    return frozenset()
+
+
 class PeerLink:
     """Messages between two ranks. A send is started now and finished before the next one but one,
     so that two ranks that both have something to say never wait for each other.
@@ -41,12 +46,13 @@ class PeerLink:
         *,
         peer: int,
         with_digests: bool = True,
-        derived: frozenset[str] = frozenset(),
+        derived_of: Callable[[PPEnvelope | PPResult], frozenset[str]] = nothing,
         derive: Derive | None = None,
         instruments: Instruments | None = None,
     ) -> None:
-        """`derived` tensors are announced and do not travel: the receiver's `derive` makes them."""
-        self._derived, self._derive = derived, derive
+        """Tensors that `derived_of` a message are announced and do not travel: the receiver's
+        `derive` makes them."""
+        self._derived_of, self._derive = derived_of, derive
         self._transfers, self._peer, self._with_digests = transfers, peer, with_digests
         self._instruments = instruments or Instruments()
         self._outbox: deque[list[Work]] = deque()
@@ -83,7 +89,8 @@ class PeerLink:
             parts = [bytes_of(body), *map(bytes_of, payload.values())]
             sent = self._transfers.seals(self._peer).sent(parts)
             digests.append(of_bytes(b"".join(sent)))
-        travelling = [tensor for name, tensor in payload.items() if name not in self._derived]
+        derived = self._derived_of(message)
+        travelling = [tensor for name, tensor in payload.items() if name not in derived]
         frames = self._instruments.faults.reach(
             FaultPoint.FRAMES, message.chunk_index, [body, *travelling]
         )
@@ -121,9 +128,8 @@ class PeerLink:
         self._fill(body)
         message = decode(body.numpy().tobytes())
         admit(message)
-        tensors = {
-            spec.name: empty(spec) for spec in message.tensors if spec.name not in self._derived
-        }
+        derived = self._derived_of(message)
+        tensors = {spec.name: empty(spec) for spec in message.tensors if spec.name not in derived}
         for tensor in tensors.values():
             self._fill(tensor)
         if self._derive is not None and isinstance(message, PPEnvelope):

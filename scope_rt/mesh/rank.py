@@ -19,8 +19,8 @@ from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.verifier import Verifier
 from scope_rt.kv_cache.factory import open_frame_cache
-from scope_rt.mesh.full_pipeline import DERIVED, FullPipeline
-from scope_rt.mesh.link import GroupLink, PeerLink
+from scope_rt.mesh.full_pipeline import FullPipeline, derived_of
+from scope_rt.mesh.link import GroupLink, PeerLink, nothing
 from scope_rt.mesh.loaded import (
     MeshResumePoint,
     RankLoaded,
@@ -302,7 +302,7 @@ class Rank:
             transfers,
             peer=peer,
             with_digests=self._setup.config.mesh.input_digest or self._is_authenticated,
-            derived=DERIVED if self._setup.topology.plan_id is PlanId.TP_V0 else frozenset(),
+            derived_of=derived_of if self._setup.topology.plan_id is PlanId.TP_V0 else nothing,
             derive=None if self._pipeline is None else self._pipeline.derive,
             instruments=self._instruments,
         )

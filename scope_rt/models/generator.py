@@ -89,7 +89,8 @@ class ChunkGenerator:
         tensors: Mapping[str, Tensor],
         enter_call: Callable[[], None],
     ) -> Tensor:
-        """The chunk's latents `[B, F, C, H/8, W/8]`, in the dtype of `latents_in`.
+        """The chunk's latents `[B, F, C, H/8, W/8]`, in the dtype of `latents_in`; of a chunk
+        without steps `latents_in` themselves, which the clean pass writes into the cache.
 
         `tensors` hold `latents_in`, `conditioning_embeds` where `reset_crossattn_cache` is set and
         `context_frames_override` where `do_kv_recompute` is; `recompute_embeds`, if any, are the
@@ -120,7 +121,7 @@ class ChunkGenerator:
         rope = self._given_rope(range(start, start + num_frames), grid)
         biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias, grid)
         steps = envelope.denoising_step_list
-        self.noise_drawn = []
+        self.noise_drawn, x0 = [], x  # clean already, where no step is planned
         for index, timestep in enumerate(steps):
             biased.is_last = not envelope.clean_pass and index + 1 == len(steps)
             flow = self._call(x, timestep, rope, biased, enter_call, start)

@@ -40,7 +40,10 @@ class Recipe:
     warp_steps: bool = True
     """Whether the schedule warps the nominal steps before the model is fed them."""
     first_chunk_steps: tuple[float, ...] = ()
-    """Nominal steps of an epoch's first chunk; empty where it has those of all others."""
+    """Nominal steps of an epoch's first chunk, or the first after its start frame; empty where it
+    has those of all others."""
+    start_frame: bool = False
+    """Whether a stream may begin with a picture in the place of its first block."""
     kv_cache_attention_bias: float = 1.0
     """Weight of past chunks where nobody asks for another."""
     rollout_frames: int = 0
@@ -168,6 +171,7 @@ class Recipe:
         try:
             recipe = cls(**{name: checked(name, value) for name, value in entries.items()})
             recipe.check_frames()
+            recipe.check_start_frame()
         except ValueError as error:
             raise UserInputError(f"{where}: {error}; correct the entry") from error
         return recipe
@@ -185,6 +189,8 @@ class Recipe:
             except ValueError as error:
                 raise UserInputError(f"{where}: {error}; correct the entry") from error
         recipe = replace(self, **values)
+        if recipe.frames_per_block > 1:  # a project's file has made it another of its models
+            recipe = replace(recipe, start_frame=False)
         try:
             recipe.check_frames()
         except ValueError as error:
@@ -211,6 +217,15 @@ class Recipe:
             raise ValueError(
                 f"kv_cache_num_frames is {self.kv_cache_num_frames}, want 0 with cache_upkeep "
                 "clean_pass"
+            )
+
+    def check_start_frame(self) -> None:
+        """Raises ValueError where no picture could take the place of a block."""
+        if self.start_frame and (self.frames_per_block != 1 or not self.clean_pass):
+            raise ValueError(
+                f"start_frame is true, want false but with frames_per_block 1 and cache_upkeep "
+                f"clean_pass, here {self.frames_per_block} and {self.cache_upkeep!s}: a picture is "
+                "one latent frame, written into the cache as clean ones are"
             )
 
     def _check_rollouts(self) -> None:

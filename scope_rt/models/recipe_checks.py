@@ -54,6 +54,7 @@ _ENTRIES: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "default_width": _whole(1),
         "kv_cache_num_frames": _whole(0),
         "warp_steps": (lambda value: type(value) is bool, "true or false"),
+        "start_frame": (lambda value: type(value) is bool, "true or false"),
         "first_chunk_steps": (
             lambda value: value == [] or _are_steps(value),
             "a list as of denoising_steps, or an empty one",
@@ -81,6 +82,7 @@ OPTIONAL = frozenset(
         "recompute_text",
         "rollout_frames",
         "rollout_overlap",
+        "start_frame",
         "transition_weights",
     }
 )

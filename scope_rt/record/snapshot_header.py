@@ -32,7 +32,8 @@ def check_identity(
     theirs, ours = dict(header.identity), dict(identity)
     for name in sorted(theirs.keys() | ours.keys()):
         if theirs.get(name) != ours.get(name):
+            their, our = (each.get(name, "none") for each in (theirs, ours))
             raise UserInputError(
-                f"the snapshot {folder} is of a stream with {name} {theirs.get(name)}, this one "
-                f"has {ours.get(name)}; use that one again, or to start anew, delete {folder}"
+                f"the snapshot {folder} is of a stream with {name} {their}, this one has {our}; "
+                f"use that one again, or to start anew, delete {folder}"
             )

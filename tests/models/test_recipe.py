@@ -23,6 +23,7 @@ WRONG: dict[str, tuple[object, ...]] = {
     "warp_steps": (None, "true", 1, 0),
     "latent_limit": ("30", True, 0, -1.0),
     "first_chunk_steps": (None, 5, ["1000"], [500, 750], [1001]),
+    "start_frame": (None, "true", 1, True),
     "kv_cache_attention_bias": (None, "1", True, 0, 1.5),
     "rollout_frames": (None, "21", -1, 4, 21),
     "rollout_overlap": (None, "3", 1.5, -1, 3),

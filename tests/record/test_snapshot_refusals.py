@@ -75,5 +75,5 @@ def test_the_snapshot_of_another_stream_is_refused_by_what_differs() -> None:
     check_identity(HEADER, HEADER.identity, folder=Path("s"))
     with pytest.raises(UserInputError, match="with seed 7, this one has 8; use that one again"):
         check_identity(HEADER, (("seed", "8"),), folder=Path("s"))
-    with pytest.raises(UserInputError, match="with height None, this one has 64"):
+    with pytest.raises(UserInputError, match="with height none, this one has 64"):
         check_identity(HEADER, (*HEADER.identity, ("height", "64")), folder=Path("s"))

@@ -43,6 +43,12 @@ def test_a_long_stream_keeps_its_ends_its_changes_and_few_others() -> None:
     assert told[-1] == Scene(frame_number=999 * 12 + 6, label="749.6s e1")
 
 
+def test_the_picture_that_a_stream_begins_with_is_said_to_be_one() -> None:
+    timeline = Timeline(num_chunks=2, num_frames=24, events=(), ignored=(), has_start_frame=True)
+    told = scenes([chunk(index, epoch=0, prompt="a") for index in (0, 1)], timeline, fps=16)
+    assert [scene.label for scene in told] == ["0.4s e0 image prompt 1", "1.1s e0"]
+
+
 def video_of_greys(path: Path, num_frames: int) -> Path:
     """Frame n is grey n % 50 * 5."""
     greys = [np.full((SIDE, SIDE, 3), n % 50 * 5, np.uint8) for n in range(num_frames)]

@@ -147,6 +147,23 @@ def test_wans_autoencoder_needs_what_is_planned_for_decoding() -> None:
     assert live.peak == pytest.approx(needed, rel=0.02)
 
 
+def test_a_start_frame_is_encoded_in_less_than_is_planned_for_decoding() -> None:
+    from diffusers import AutoencoderKLWan
+
+    preset = PRESETS["wan-1.3b"]
+    assert isinstance(preset, VideoModel)
+    codec = preset.control.codec
+    assert codec is not None
+    height, width = 64, 96
+    with torch.device("meta"):  # as above
+        autoencoder = AutoencoderKLWan().eval()
+        picture = torch.zeros(1, 3, 1, height, width)
+    with torch.inference_mode(), LiveBytes([*autoencoder.parameters(), picture]) as live:
+        autoencoder.encode(picture)
+    planned = (codec.memory + codec.workspace) * height * width * WIDTH
+    assert 0.1 * planned < live.peak < planned
+
+
 def test_a_folder_with_weights_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     with pytest.raises(UserInputError, match="copy the file again"):

@@ -1,0 +1,210 @@
+"""A stream that begins with a picture: chunk 0 is its latents, and all goes on from there."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from scope_contracts.errors import UserInputError
+from scope_rt.config import StreamConfig
+from scope_rt.control.chunk import Chunk
+from scope_rt.control.scheduled_event import ScheduledEvent
+from scope_rt.models.recipe_choices import NewText
+from scope_rt.record.reader import read_history
+from scope_rt.session import StreamSession
+from scope_rt.stream_setup import StreamSetup
+from scope_rt.vae.codec import num_frames
+from tests.e2e import start_frame_by_hand as by_hand
+from tests.real_checkpoints import FASTVIDEO, NEEDS_WAN
+from tests.tiny_folder import FRAMEWISE_RECIPE, write_tiny_folder
+
+NUM_CHUNKS = 7
+PROMPT, SECOND = "a red circle", "a blue square"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("framewise"), FRAMEWISE_RECIPE)
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return painted(tmp_path_factory.mktemp("picture") / "start.png", seed=0)
+
+
+def painted(path: Path, *, seed: int) -> Path:
+    small = np.random.default_rng(seed).integers(0, 256, (4, 10, 3), dtype=np.uint8)
+    Image.fromarray(small).resize((100, 40), Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+def chunks(
+    folder: Path, *events: ScheduledEvent, num_chunks: int = NUM_CHUNKS, **settings: Any
+) -> Sequence[Chunk]:
+    """Streamed with every check there is, unless `settings` say otherwise."""
+    config = StreamConfig.of(folder, **{"seed": 5, "integrity": "strict"} | settings)
+    with StreamSession(config) as session:
+        return list(session.stream(PROMPT, num_chunks=num_chunks, schedule=events))
+
+
+def digests(stream: Sequence[Chunk]) -> list[str]:
+    return [chunk.latents_sha256 for chunk in stream]
+
+
+def test_chunk_0_is_the_picture_as_the_codec_shows_it(folder: Path, picture: Path) -> None:
+    config = StreamConfig.of(folder, seed=5, image=picture)
+    setup = StreamSetup.of(config)
+    first = chunks(folder, image=picture, num_chunks=1)[0]
+    assert torch.equal(first.latents[None], setup.start_frame.latents)
+    again = setup.codec.streaming_decoder().decode(setup.start_frame.latents)[0]
+    assert torch.equal(torch.as_tensor(first.frames), again)
+    assert len(first.frames) == num_frames(setup.codec, 1, starts_epoch=True)
+    assert first.generator_calls == 1
+
+
+def test_steps_of_the_first_chunk_are_those_of_the_chunk_after_the_picture(
+    folder: Path, picture: Path
+) -> None:
+    """As in Causal-Forcing's own code, which counts the blocks that it denoises."""
+    cut = ScheduledEvent(chunk_index=4, hard_cut=True)
+    got = chunks(folder, cut, image=picture)
+    assert [chunk.generator_calls for chunk in got] == [1, 4, 3, 3, 4, 3, 3]
+    assert [chunk.generator_calls for chunk in chunks(folder, cut)] == [4, 3, 3, 3, 4, 3, 3]
+
+
+def test_the_stream_goes_on_from_the_picture_until_a_hard_cut(folder: Path, picture: Path) -> None:
+    cut = ScheduledEvent(chunk_index=4, hard_cut=True)
+    with_picture = chunks(folder, cut, image=picture)
+    other = chunks(folder, cut, image=painted(picture.with_name("other.png"), seed=1))
+    noise = chunks(folder, cut)
+    for a, b, c in zip(with_picture[:4], other[:4], noise[:4], strict=True):
+        assert len({a.latents_sha256, b.latents_sha256, c.latents_sha256}) == 3
+    assert digests(with_picture)[4:] == digests(other)[4:] == digests(noise)[4:]
+
+
+@pytest.mark.parametrize("kind", ["ring", "paged", "quantized", "h2o", "hierarchical"])
+@pytest.mark.parametrize("level", ["off", "default", "strict"])
+def test_every_cache_takes_it_under_every_level_of_checks(
+    folder: Path, picture: Path, kind: str, level: str
+) -> None:
+    got = chunks(folder, image=picture, kv_cache=kind, integrity=level)
+    assert len(got) == NUM_CHUNKS
+    assert got[0].latents_sha256 == chunks(folder, image=picture, num_chunks=1)[0].latents_sha256
+
+
+def test_the_picture_s_keys_are_made_under_the_prompt_of_chunk_0(
+    folder: Path, picture: Path
+) -> None:
+    config = StreamConfig.of(folder, seed=5, integrity="strict", image=picture)
+    with StreamSession(config) as session:
+        stream = session.stream(PROMPT, num_chunks=NUM_CHUNKS)
+        session.prompt(SECOND)  # before any chunk is planned
+        at_0 = list(stream)
+    at_1 = chunks(folder, ScheduledEvent(chunk_index=1, prompt=SECOND), image=picture)
+    assert [chunk.prompt for chunk in at_0[:2]] == [SECOND, SECOND]
+    assert [chunk.prompt for chunk in at_1[:2]] == [PROMPT, SECOND]
+    assert digests(at_0)[0] == digests(at_1)[0]
+    assert digests(at_0)[1] != digests(at_1)[1]
+
+
+def test_a_model_that_re_caches_makes_the_picture_s_keys_again(
+    tmp_path: Path, picture: Path
+) -> None:
+    recaching = replace(FRAMEWISE_RECIPE, new_text=NewText.RECACHE)
+    folder = write_tiny_folder(tmp_path / "model", recaching)
+    got = chunks(folder, ScheduledEvent(chunk_index=1, prompt=SECOND), image=picture)
+    assert [chunk.generator_calls for chunk in got[:3]] == [1, 5, 3]
+
+
+def test_a_second_stream_of_a_session_begins_with_noise(folder: Path, picture: Path) -> None:
+    config = StreamConfig.of(folder, seed=5, integrity="strict", image=picture)
+    with StreamSession(config) as session:
+        assert [c.generator_calls for c in session.stream(PROMPT, num_chunks=2)] == [1, 4]
+        assert [c.generator_calls for c in session.stream(PROMPT, num_chunks=2)] == [4, 3]
+
+
+def kept(folder: Path, place: Path, **settings: Any) -> StreamConfig:
+    given = {"seed": 5, "log": place / "log", "snapshot": place / "snapshot"}
+    return StreamConfig.of(folder, **given | {"integrity": "strict"} | settings)
+
+
+def lost_after(config: StreamConfig, num_chunks: int) -> list[Chunk]:
+    """A stream that ends without a word."""
+    session, shown = StreamSession(config), list[Chunk]()
+    stream = session.stream(PROMPT, num_chunks=NUM_CHUNKS, acknowledged=lambda: len(shown))
+    for _ in range(num_chunks):
+        shown.append(next(stream))
+    session.log.close()
+    return shown
+
+
+@pytest.mark.parametrize("num_shown", [1, 2, 5])
+def test_a_resumed_stream_equals_one_that_rebuilds_its_cache_there(
+    folder: Path, picture: Path, tmp_path: Path, num_shown: int
+) -> None:
+    shown = lost_after(kept(folder, tmp_path, image=picture), num_shown)
+    with StreamSession(kept(folder, tmp_path, image=picture, resume=True)) as session:
+        rest = list(session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: len(shown)))
+    rebuild = ScheduledEvent(chunk_index=num_shown, recompute=True)
+    assert digests([*shown, *rest]) == digests(chunks(folder, rebuild, image=picture))
+
+
+def test_a_stream_is_not_resumed_with_another_picture_or_none(
+    folder: Path, picture: Path, tmp_path: Path
+) -> None:
+    lost_after(kept(folder, tmp_path, image=picture), 2)
+    other = painted(tmp_path / "other.png", seed=1)
+    with pytest.raises(UserInputError, match=r"with image \w{64}, this one has \w{64};"):
+        StreamSession(kept(folder, tmp_path, image=other, resume=True))
+    with pytest.raises(UserInputError, match=r"with image \w{64}, this one has none;"):
+        StreamSession(kept(folder, tmp_path, resume=True))
+    lost_after(kept(folder, tmp_path / "noise"), 2)
+    with pytest.raises(UserInputError, match=r"with image none, this one has \w{64};"):
+        StreamSession(kept(folder, tmp_path / "noise", image=picture, resume=True))
+
+
+def test_the_log_says_which_picture_it_was(folder: Path, picture: Path, tmp_path: Path) -> None:
+    lost_after(kept(folder, tmp_path, image=picture), 2)
+    told = read_history(tmp_path / "log").start_frame
+    assert told is not None
+    setup = StreamSetup.of(kept(folder, tmp_path, image=picture))
+    assert (told.image, told.image_sha256) == setup.image
+
+
+@pytest.mark.parametrize("recipe", ["krea-14b", "causal-forcing-chunk-1.3b", None])
+def test_other_recipes_refuse_a_picture_by_their_name(picture: Path, recipe: str | None) -> None:
+    with pytest.raises(UserInputError) as refused:
+        StreamSetup.of(StreamConfig.of(FASTVIDEO, recipe=recipe, image=picture))
+    name = recipe or "fastvideo-1.3b"
+    assert f"image {picture}: recipe {name} begins with noise" in str(refused.value)
+    assert "takes one: causal-forcing-1.3b, causal-forcing-1step-1.3b" in str(refused.value)
+
+
+@NEEDS_WAN
+def test_the_latents_are_those_of_diffusers_pieces_put_together_by_hand(picture: Path) -> None:
+    config = StreamConfig.of(
+        FASTVIDEO,
+        recipe="causal-forcing-2step-1.3b",
+        seed=5,
+        height=48,
+        width=80,
+        image=picture,
+        integrity="strict",
+    )
+    setup = StreamSetup.of(config)
+    with StreamSession(setup) as session:
+        got = list(session.stream(PROMPT, num_chunks=5))
+        text = setup.conditioning(PROMPT).embeds
+    assert setup.picture is not None
+    pixels = torch.from_numpy(setup.picture.rgb_HWC)
+    first = by_hand.latents_of_picture(FASTVIDEO / "vae", pixels)
+    steps = [(1000, 750, 500, 250), (1000, 500), (1000, 500), (1000, 500)]
+    want = by_hand.rollout(FASTVIDEO / "transformer", first, text, steps, seed=5)
+    latents = torch.cat([chunk.latents for chunk in got])[None]
+    assert want.std() > 0.1
+    assert (latents - want).abs().max() <= 1e-4
