@@ -268,7 +268,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    other = "A folder of a checkpoint with recordings: scripts/lab parity FOLDER --rollout NAME --help"
+    other = "a checkpoint with recordings: scripts/lab parity FOLDER --rollout NAME"
     parser = CommandParser(prog="scripts/lab parity", description=__doc__, epilog=other)
     parser.add_argument("recording", type=Path, metavar="FILE.safetensors")
     parser.add_argument("--plan", choices=(PlanId.SINGLE, PlanId.PP0), default=PlanId.SINGLE)
