@@ -201,6 +201,9 @@ def check_outputs(job: StreamJob) -> None:
         raise UserInputError(
             f"--trace {files.trace} is where the summary of --out goes; choose another name"
         )
+    image = setup.config.sampling.image
+    if image is not None:
+        _check_is_kept(image, files)
     check_recordable(files.video, width=setup.width, height=setup.height, fps=setup.recipe.fps)
     check_no_shared_names(files)
     claim(files.contact_sheet, suffixes=(".png",)).unlink()
@@ -209,6 +212,15 @@ def check_outputs(job: StreamJob) -> None:
             claim(path, suffixes=(".json",)).unlink()
     if job.request.record is not None:
         claim(job.request.record, suffixes=(".scope",)).unlink()
+
+
+def _check_is_kept(image: Path, files: OutputFiles) -> None:
+    """Raises UserInputError where a file of the stream would replace the picture it begins with."""
+    outputs = (files.contact_sheet, files.summary, files.trace, files.video)
+    if any(path is not None and path.resolve() == image.resolve() for path in outputs):
+        raise UserInputError(
+            f"image {image} is where a file beside --out {files.video} goes; choose another --out"
+        )
 
 
 def check_no_shared_names(files: OutputFiles) -> None:

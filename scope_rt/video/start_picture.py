@@ -65,9 +65,10 @@ def _bytes_of(path: Path) -> bytes:
             raise _too_large(path)
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a path may hold a byte that no name has
+        why = error.strerror if isinstance(error, OSError) else error
         raise _refusal(
-            path, f"cannot be read ({error.strerror}); give a file with a picture, such as a PNG"
+            path, f"cannot be read ({why}); give a file with a picture, such as a PNG"
         ) from error
     if len(data) > _MOST_BYTES:
         raise _too_large(path)

@@ -90,6 +90,22 @@ def test_it_is_in_the_video_the_summary_and_the_recording(
     assert 0 < report["largest_diff"] <= 1e-4
 
 
+@pytest.mark.parametrize("name", ["a.png", "link.png"])
+def test_a_stream_does_not_replace_the_picture_it_begins_with(
+    model: Path, picture: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    """The contact sheet of `a.mp4` is `a.png`."""
+    data = picture.read_bytes()
+    (tmp_path / "a.png").write_bytes(data)
+    if name != "a.png":
+        (tmp_path / name).symlink_to(tmp_path / "a.png")
+    image = tmp_path / name
+    assert main(["stream", *asked(model, tmp_path, "--image", str(image))]) == 2
+    want = f"scope-rt: image {image} is where a file beside --out {tmp_path / 'a.mp4'} goes; "
+    assert capfd.readouterr().err == f"{want}choose another --out\n"
+    assert image.read_bytes() == data
+
+
 def test_a_replay_that_begins_with_another_picture_differs(
     model: Path,
     picture: Path,

@@ -147,6 +147,11 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None
     assert refusal(Path("/dev/zero")).startswith("is no ordinary file")
 
 
+def test_a_path_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(UserInputError, match="cannot be read .embedded null byte"):
+        read_start_picture(Path("a\0b"), height=32, width=32)
+
+
 def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     for data in (b"", b"hello", b"\x89PNG\r\n\x1a\n", bytes(range(256)) * 20):
