@@ -148,7 +148,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path: Path) -> None
 
 
 def test_a_path_that_no_file_can_have_is_refused() -> None:
-    with pytest.raises(UserInputError, match="cannot be read .embedded null byte"):
+    with pytest.raises(UserInputError, match=r"cannot be read \(embedded null byte"):
         read_start_picture(Path("a\0b"), height=32, width=32)
 
 
