@@ -78,6 +78,7 @@ def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
     picture = setup.picture
     return (
         *([] if picture is None else [("image", picture.sha256)]),
+        ("recipe", setup.model.layout.family.name),
         ("model", setup.model_fingerprint),
         ("seed", str(setup.config.sampling.seed)),
         ("height", str(setup.height)),

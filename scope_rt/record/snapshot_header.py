@@ -30,7 +30,7 @@ def check_identity(
         UserInputError: naming what differs.
     """
     theirs, ours = dict(header.identity), dict(identity)
-    for name in sorted(theirs.keys() | ours.keys()):
+    for name in (*ours, *(theirs.keys() - ours.keys())):
         if theirs.get(name) != ours.get(name):
             their, our = (each.get(name, "none") for each in (theirs, ours))
             raise UserInputError(

@@ -1,6 +1,6 @@
 """A snapshot that is damaged, or of another version or stream, is named and never loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -77,3 +77,11 @@ def test_the_snapshot_of_another_stream_is_refused_by_what_differs() -> None:
         check_identity(HEADER, (("seed", "8"),), folder=Path("s"))
     with pytest.raises(UserInputError, match="with height none, this one has 64"):
         check_identity(HEADER, (*HEADER.identity, ("height", "64")), folder=Path("s"))
+
+
+def test_of_several_differences_the_first_that_is_given_is_named() -> None:
+    """Another recipe gives a model another fingerprint too, which says nothing to a person."""
+    theirs = replace(HEADER, identity=(("recipe", "krea-14b"), ("model", "d753")))
+    with pytest.raises(UserInputError, match="with recipe krea-14b, this one has longlive"):
+        ours = (("recipe", "longlive-1.3b"), ("model", "76e1"))
+        check_identity(theirs, ours, folder=Path("s"))
