@@ -102,7 +102,7 @@ class Watchdog:
         """The computing thread is in `what`, and may be stuck there.
 
         Args:
-            is_bounded: it ends within `chunk_s`; else nobody or somebody else bounds it.
+            is_bounded: it ends within `chunk_s`; else it has no bound here.
             is_wait: it waits for another rank, and may do so for as long as it is not bounded.
             ends_with_group: it needs other ranks, and cannot succeed without them.
         """

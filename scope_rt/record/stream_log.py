@@ -202,10 +202,10 @@ class StreamLog:
         """
         if self._check is not None:
             self._check.raise_damage()
-        if self._file is None:
-            return _allow  # the thread has ended, and would never answer
         called = Future[None]()
         with self._lock:
+            if self._file is None:
+                return _allow  # the thread has ended, and would never answer
             self._appended.append(_Call(call, called))
             self._ask_to_write()
         return partial(self._await_call, called)
