@@ -10,17 +10,19 @@ import torch
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun, Record
 from scope_rt.control.chunk import Arrived
-from scope_rt.control.log_entries import finished_record, retracted_record
+from scope_rt.control.log_entries import finished_record, retracted_record, start_frame_record
 from scope_rt.control.resume_point import ResumePoint, ResumePoints
 from scope_rt.control.saved_points import SavedResumePoints
+from scope_rt.control.start_frame import StartFrame
 from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.log import Log, NullLog
+from scope_rt.record.log_index import LogIndex
 from scope_rt.record.reader import read_progress
 from scope_rt.record.runs import Runs
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
-from scope_rt.resumed import EarlierStream, Resumed
+from scope_rt.resumed import EarlierStream, Resumed, start_frame_in
 from scope_rt.stream_identity import identity, opened
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import bytes_of
@@ -130,6 +132,27 @@ class Recovery:
         held_before = self.resumed is not None and self.resumed.progress.holds_latents
         return self._config.record_latents or held_before
 
+    @cached_property
+    def start_frame(self) -> StartFrame:
+        """What chunk 0 is, of a stream that begins with a picture: what this run began it with.
+
+        Raises:
+            UserInputError: the picture is needed and cannot be read, or the log is damaged.
+            IntegrityError: as `StreamSetup.start_frame`.
+        """
+        if self.resumed is not None:
+            assert self.resumed.start_frame is not None, "it was compared with what was asked for"
+            return self.resumed.start_frame
+        return self._of_this_run() or self._setup.start_frame
+
+    def _of_this_run(self) -> StartFrame | None:
+        """What the last start of this run noted before it was lost, and had shown nothing."""
+        if not (self._run_id and self._setup.environment.attempt and self._config.log):
+            return None
+        log = LogIndex(self._config.log)
+        noted = log.progress.start_frame
+        return start_frame_in(log) if noted is not None and noted.run_id == self._run_id else None
+
     def open_log(self) -> None:
         """Begin the log anew, or continue that of the stream to resume; then say who opened it.
 
@@ -183,6 +206,12 @@ class Recovery:
         elif self._store is not None:
             self._store.clear()
         self._log.append(Begun(at_s=time.time(), prompt=prompt))
+
+    def append_start_frame(self) -> None:
+        """Before the first resume point is saved: whoever resumes the stream needs no picture."""
+        frame = self.start_frame
+        record = start_frame_record(frame, run_id=self._run_id)
+        self._log.append(record, bytes(bytes_of(frame.latents)))
 
     def _check_nothing_is_lost(self) -> None:
         """Refuse to replace a stream that is there, unless this run's last start left it."""

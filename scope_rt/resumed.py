@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from scope_contracts.errors import IntegrityError, UserInputError
+from scope_contracts.errors import ContractError, IntegrityError, UserInputError
 from scope_contracts.log_records import Control, Scheduled
 from scope_contracts.retraction import Retraction
 from scope_rt.control.inbox import Directive, ScheduledDirective
-from scope_rt.control.log_entries import recorded_transition
+from scope_rt.control.log_entries import recorded_start_frame, recorded_transition
 from scope_rt.control.point_check import difference, unlogged
 from scope_rt.control.resume_point import ResumePoint
+from scope_rt.control.start_frame import StartFrame
 from scope_rt.control.unverified import Unverified
 from scope_rt.instruments import Instruments
 from scope_rt.record.log_index import LogIndex
@@ -17,7 +18,7 @@ from scope_rt.record.progress import StreamProgress
 from scope_rt.record.runs import Runs
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.snapshot_header import check_identity
-from scope_rt.stream_identity import identity
+from scope_rt.stream_identity import check_same_picture, identity
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import sha256_of
 
@@ -36,6 +37,8 @@ class Resumed:
     """Whether the log lacks the newest pending chunk of `point`."""
     unsaid: Retraction | None = None
     """What rank0 was lost before it could retract."""
+    start_frame: StartFrame | None = None
+    """What chunk 0 is, of a stream that began with a picture and makes it again."""
 
     @property
     def shown(self) -> Runs:
@@ -70,6 +73,7 @@ class EarlierStream:
             raise UserInputError(
                 f"the log {path} of the stream to resume is gone; to start anew, delete {folder}"
             )
+        check_same_picture(self._setup, progress.start_frame, folder=folder)
         if self._setup.verifies and (differs := difference(point, log)):
             raise UserInputError(
                 f"the snapshot {folder} is not of the stream in {path} ({differs}); to start anew, "
@@ -107,6 +111,7 @@ class EarlierStream:
             is_cut=is_cut,
             is_unlogged=missing is not None and missing in point.pending,
             unsaid=unsaid,
+            start_frame=None if point.counts.next_chunk_index else start_frame_in(log),
         )
 
     def _after_cut(self, point: ResumePoint, log: LogIndex) -> ResumePoint:
@@ -168,6 +173,28 @@ class EarlierStream:
                 "or start a new stream"
             )
         return given
+
+
+def start_frame_in(log: LogIndex) -> StartFrame | None:
+    """What the stream of a log began with; None for one that began with noise.
+
+    Raises:
+        UserInputError: it is damaged.
+    """
+    record = log.progress.start_frame
+    if record is None:
+        return None
+    try:
+        frame = recorded_start_frame(record, log.start_latents())
+        if sha256_of(frame.latents) == frame.latents_sha256:
+            return frame
+        why = "its latents changed before they were written"
+    except ContractError as error:
+        why = str(error)
+    raise UserInputError(
+        f"stream log {log.path}: the start frame is damaged ({why}); to start the stream anew, "
+        f"delete {log.path}"
+    )
 
 
 def _retraction_from(first: int, shown: Runs) -> Retraction | None:

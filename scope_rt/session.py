@@ -15,7 +15,7 @@ from scope_contracts.retraction import Retraction
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive, Receipt, ScheduledDirective
-from scope_rt.control.log_entries import failed_record, start_frame_record
+from scope_rt.control.log_entries import failed_record
 from scope_rt.control.loop import StreamLoop
 from scope_rt.control.planner import Planner
 from scope_rt.control.scheduled_event import ScheduledEvent, scheduled_record
@@ -102,6 +102,8 @@ class StreamSession:
                     check_replaced=check_replaced,
                 )
                 point = self._recovery.resume_point
+                if setup.geometry.start_frame and point is None:
+                    _ = self._recovery.start_frame  # before a log is begun anew that may hold it
             if point is None:
                 self._rank.start()
             else:
@@ -293,7 +295,7 @@ class StreamSession:
         events = [self._scheduled(event) for event in schedule]
         recovery.begin(prompt)
         if self.setup.geometry.start_frame and loop.last_planned_chunk < 0:
-            recovery.append(start_frame_record(*self.setup.image))
+            recovery.append_start_frame()
         for event in schedule:
             recovery.append(scheduled_record(event))
         loop.inbox.post(start)
@@ -363,7 +365,7 @@ class StreamSession:
             noise=setup.noise,
             geometry=setup.geometry,
             cache=setup.cache_spec,
-            start_frame=(lambda: setup.start_frame) if setup.geometry.start_frame else None,
+            start_frame=(lambda: recovery.start_frame) if setup.geometry.start_frame else None,
             feedback=self._feedback,
             values=setup.value_rules,
             pictures=self._picture_check(),

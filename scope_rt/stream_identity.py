@@ -1,14 +1,17 @@
 """What ranks compare, what a resume checks and what a log begins with follow from one setup."""
 
 import time
+from pathlib import Path
 
 import torch
 
 from scope_contracts.errors import UserInputError
-from scope_contracts.log_records import NOT_RESUMED, Opened
+from scope_contracts.log_records import NOT_RESUMED, Opened, StartFrame
 from scope_contracts.parity import ParityKeys
+from scope_rt.control.log_entries import recordable
 from scope_rt.faults import BROKEN_ON_PURPOSE
 from scope_rt.numerics import processor
+from scope_rt.record.snapshot_header import other_stream
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.topology import plan_named
 from scope_rt.version import __version__
@@ -74,10 +77,9 @@ def check_environment(setup: StreamSetup) -> None:
 
 
 def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
-    """What must be the same for a stream to be resumed; plan and TP degree may differ."""
-    picture = setup.picture
+    """What must be the same for a stream to be resumed, beside `check_same_picture`; plan and TP
+    degree may differ."""
     return (
-        *([] if picture is None else [("image", picture.sha256)]),
         ("recipe", setup.model.layout.family.name),
         ("model", setup.model_fingerprint),
         ("seed", str(setup.config.sampling.seed)),
@@ -91,6 +93,24 @@ def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
         ("recompute_anchor", str(setup.recompute.anchor)),
         ("kv_cache", str(setup.cache)),
     )
+
+
+def check_same_picture(setup: StreamSetup, began: StartFrame | None, *, folder: Path) -> None:
+    """Refuse to resume the stream in `folder` with another picture than it `began` with, or none.
+
+    The name alone must be the same, as the log has the picture's latents: the file may be gone, or
+    be edited. Another name must be of a file with the same bytes.
+
+    Raises:
+        UserInputError: it is another, or cannot be read.
+    """
+    image = setup.config.sampling.image
+    if began is None or image is None:
+        if (began is None) != (image is None):
+            theirs = "none" if began is None else began.image
+            raise other_stream(folder, "image", theirs, str(image or "none"))
+    elif recordable(str(image)) != began.image and setup.picture.sha256 != began.image_sha256:
+        raise other_stream(folder, "image", began.image, str(image))
 
 
 def opened(

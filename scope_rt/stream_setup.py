@@ -70,8 +70,6 @@ class StreamSetup:
     geometry: ChunkGeometry
     cache_spec: KVCacheSpec
     """Of all ranks together; a generator rank holds its share of the heads."""
-    picture: StartPicture | None = None
-    """That the stream begins with, on rank0, and in a process that only starts ranks."""
     recorded_start: StartFrame | None = None
     """The start frame of a stream that is run again, in the place of a picture."""
 
@@ -110,9 +108,6 @@ class StreamSetup:
             start_frame=image is not None or recorded_start is not None,
         )
         height, width = size_of(config, model, multiple=geometry.pixel_multiple)
-        picture = None
-        if image is not None and environment.rank == 0:
-            picture = read_start_picture(image, height=height, width=width)
         setup = cls(
             config=config,
             environment=environment,
@@ -127,7 +122,6 @@ class StreamSetup:
             cache_spec=cache_spec_of(
                 model, geometry, cache, tp=topology.tp_degree, height=height, width=width
             ),
-            picture=picture,
             recorded_start=recorded_start,
             **more,
         )
@@ -239,25 +233,23 @@ class StreamSetup:
         """Whether this process is a rank of the stream, not one that only starts them."""
         return self.environment.launched or self.topology.world_size == 1
 
-    @property
-    def image(self) -> tuple[str, str]:
-        """The file of the start frame as it was given, and its SHA-256; where `start_frame` is."""
-        if self.picture is not None:
-            return str(self.picture.path), self.picture.sha256
-        assert self.recorded_start is not None, "asked for of a stream that begins with a picture"
-        return self.recorded_start.image, self.recorded_start.image_sha256
+    @cached_property
+    def picture(self) -> StartPicture:
+        """The file that a stream begins with. Raises `UserInputError` as `read_start_picture`."""
+        image = self.config.sampling.image
+        assert image is not None, "asked for of a stream that begins with a picture"
+        return read_start_picture(image, height=self.height, width=self.width)
 
     @cached_property
     def start_frame(self) -> StartFrame:
         """What chunk 0 is, of a stream that begins with a picture; on rank0, or of a recording.
 
         Raises:
-            UserInputError: as `start_frame.encoded`.
+            UserInputError: as `read_start_picture` and `start_frame.encoded`.
             IntegrityError: encoding it twice gave two results.
         """
         if self.recorded_start is not None:
             return self.recorded_start
-        assert self.picture is not None, "asked for on rank0, of a stream that begins with one"
         frame = self._encoded(self.picture)
         if self.verifies:
             again = sha256_of(self._encoded(self.picture).latents)
@@ -281,7 +273,10 @@ class StreamSetup:
             check_prompt(prompt)
 
     def _load_parts(self) -> None:
-        """What this rank will need of the model beside its generator. Raises `UserInputError`."""
+        """What this rank will need beside its generator. Raises `UserInputError`."""
+        needs_picture = self._begins_with_picture and self.environment.rank == 0
+        if needs_picture:
+            _ = self.picture  # first: an encoder may take minutes to load
         if not self.is_rank:
             self.model.check_parts()
             return
@@ -289,8 +284,15 @@ class StreamSetup:
             _ = self.codec
         if self.environment.rank == 0:
             _ = self.text_encoder
-        if self.picture is not None and not self.environment.attempt:
-            _ = self.start_frame  # a later start mostly needs it no more
+        if needs_picture:
+            _ = self.start_frame
+
+    @property
+    def _begins_with_picture(self) -> bool:
+        """Whether this start is a stream's first, as far as is known before its log is read: a
+        stream that is resumed needs its picture no more."""
+        is_first = not self.environment.attempt and not self.config.recovery.resume
+        return self.config.sampling.image is not None and is_first
 
     def release_parts(self) -> None:
         """Let go of a text encoder that has read prompts, and of embeddings: who only starts ranks

@@ -122,12 +122,24 @@ class Begun(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFrame(Record):
-    """Chunk 0 is a picture: `image` is its file as it was given, `image_sha256` of its bytes."""
+    """Chunk 0 is a picture: `image` is its file as it was given, `image_sha256` of its bytes.
+
+    The blob is the picture's latents, as `latents` describes them and `latents_sha256` over their
+    bytes: they are a fraction of a MiB, and whoever resumes the stream needs no file. `run_id` is
+    the same for every start of the ranks by one launcher, "" where there is none.
+    """
 
     kind: ClassVar = RecordKind.START_FRAME
 
+    run_id: str
     image: str
     image_sha256: str
+    latents: TensorSpec
+    latents_sha256: str
+
+    @property
+    def num_blob_bytes(self) -> int:
+        return _num_latent_bytes(self.latents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,13 +217,7 @@ class Finished(Record):
 
     @property
     def num_blob_bytes(self) -> int:
-        if self.latents is None:
-            return 0
-        shape = self.latents.shape
-        if min(shape, default=0) < 0 or self.latents.num_bytes > MAX_BLOB_BYTES:
-            want = f"no negative length, at most {MAX_BLOB_BYTES} bytes"
-            raise FieldError(mismatch("latents.shape", got=shape, want=want))
-        return self.latents.num_bytes
+        return 0 if self.latents is None else _num_latent_bytes(self.latents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +308,14 @@ class Closed(Record):
     """The stream ended in order."""
 
     kind: ClassVar = RecordKind.CLOSED
+
+
+def _num_latent_bytes(latents: TensorSpec) -> int:
+    """Raises `FieldError`."""
+    if min(latents.shape, default=0) < 0 or latents.num_bytes > MAX_BLOB_BYTES:
+        want = f"no negative length, at most {MAX_BLOB_BYTES} bytes"
+        raise FieldError(mismatch("latents.shape", got=latents.shape, want=want))
+    return latents.num_bytes
 
 
 _KINDS: dict[str, type[Record]] = {

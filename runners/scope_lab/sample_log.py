@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scope_contracts.envelope import LATENTS_OUT, MessageKind, PlanId, PPEnvelope
+from scope_contracts.envelope import LATENTS_IN, LATENTS_OUT, MessageKind, PlanId, PPEnvelope
 from scope_contracts.log_file import MAGIC, pack
 from scope_contracts.log_records import (
     Begun,
@@ -22,6 +22,7 @@ from scope_contracts.log_records import (
     Record,
     Scheduled,
     Segment,
+    StartFrame,
 )
 from scope_contracts.tensor_spec import DType, TensorSpec
 
@@ -52,6 +53,20 @@ def opened(at_s: float = 1000.0, **changes: Any) -> Opened:
         "fps": 16,
     }
     return Opened(at_s=at_s, **(fields | changes))
+
+
+def start_frame() -> tuple[StartFrame, bytes]:
+    """And its latents, two numbers."""
+    latents = struct.pack("<2f", 0.5, -0.5)
+    record = StartFrame(
+        at_s=1000.0,
+        run_id="0123456789abcdef",
+        image="first.png",
+        image_sha256="e" * 64,
+        latents=TensorSpec(name=LATENTS_IN, dtype=DType.FLOAT32, shape=(1, 1, 2, 1, 1)),
+        latents_sha256=hashlib.sha256(latents).hexdigest(),
+    )
+    return record, latents
 
 
 def planned(chunk: int, epoch: int = 0, *, at_s: float = 0.0, **changes: Any) -> Planned:

@@ -11,7 +11,7 @@ from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import read_progress
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.snapshot_header import SnapshotHeader, check_identity
-from scope_rt.stream_identity import identity
+from scope_rt.stream_identity import check_same_picture, identity
 from scope_runners.job import OutputFiles, StreamJob
 from scope_runners.wording import counted
 
@@ -54,6 +54,7 @@ def check_nothing_is_lost(
         )
     if resumes and header is not None:
         check_identity(header, identity(job.setup), folder=files.snapshot)
+        check_same_picture(job.setup, progress.start_frame, folder=files.snapshot)
         check_same_stream(progress, job, log)
         _check_same_record(files, log)
     else:

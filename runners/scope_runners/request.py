@@ -203,7 +203,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a picture that the stream begins with, cut to its aspect and scaled; for recipes of "
         "one latent frame a chunk (causal-forcing-1.3b); after a hard cut it begins with noise; "
-        "the file is read again by every start of the ranks and by --resume",
+        "the file is read once, and may be gone when the stream is resumed",
     )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add("--oversubscribe", action="store_true", help="allow more ranks than CPU cores")

@@ -3,7 +3,9 @@
 import time
 from dataclasses import replace
 
-from scope_contracts.envelope import LATENTS_OUT, PPEnvelope
+import torch
+
+from scope_contracts.envelope import LATENTS_IN, LATENTS_OUT, PPEnvelope
 from scope_contracts.errors import FieldError, mismatch
 from scope_contracts.log_records import (
     Control,
@@ -13,13 +15,14 @@ from scope_contracts.log_records import (
     Planned,
     Retracted,
     Scheduled,
-    StartFrame,
 )
+from scope_contracts.log_records import StartFrame as StartFrameRecord
 from scope_contracts.retraction import Retraction
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive
+from scope_rt.control.start_frame import StartFrame
 from scope_rt.control.transition import Interpolation, TransitionSpec
-from scope_rt.tensors import spec_of
+from scope_rt.tensors import TORCH_DTYPES, spec_of
 
 _MOST_CHARACTERS = 4096
 
@@ -68,9 +71,27 @@ def planned_record(envelope: PPEnvelope) -> Planned:
     return Planned(at_s=time.time(), envelope=envelope)
 
 
-def start_frame_record(image: str, image_sha256: str) -> StartFrame:
-    """Chunk 0 will be the picture in the file `image`."""
-    return StartFrame(at_s=time.time(), image=_recordable(image), image_sha256=image_sha256)
+def start_frame_record(frame: StartFrame, *, run_id: str) -> StartFrameRecord:
+    """Chunk 0 will be `frame`; the record's blob is its latents."""
+    return StartFrameRecord(
+        at_s=time.time(),
+        run_id=run_id,
+        image=recordable(frame.image),
+        image_sha256=frame.image_sha256,
+        latents=spec_of(LATENTS_IN, frame.latents),
+        latents_sha256=frame.latents_sha256,
+    )
+
+
+def recorded_start_frame(record: StartFrameRecord, blob: bytes) -> StartFrame:
+    """The inverse, of the record and its blob."""
+    spec = record.latents
+    return StartFrame(
+        image=record.image,
+        image_sha256=record.image_sha256,
+        latents=torch.frombuffer(bytearray(blob), dtype=TORCH_DTYPES[spec.dtype]).view(spec.shape),
+        latents_sha256=record.latents_sha256,
+    )
 
 
 def finished_record(chunk: Chunk, *, with_latents: bool) -> Finished:
@@ -99,15 +120,16 @@ def dropped_record(envelope: PPEnvelope) -> Dropped:
 
 def retracted_record(retraction: Retraction) -> Retracted:
     """Chunks that were shown are suspect."""
-    reason = _recordable(retraction.reason)
+    reason = recordable(retraction.reason)
     return Retracted(at_s=time.time(), retraction=replace(retraction, reason=reason))
 
 
 def failed_record(chunk_index: int, error: BaseException) -> Failed:
     """`error` ends the stream after `chunk_index` was planned."""
-    text = _recordable(f"{type(error).__name__}: {error}")
+    text = recordable(f"{type(error).__name__}: {error}")
     return Failed(at_s=time.time(), chunk_index=chunk_index, error=text)
 
 
-def _recordable(text: str) -> str:
+def recordable(text: str) -> str:
+    """As a record has it: short, and characters alone, which the name of a file may lack."""
     return text[:_MOST_CHARACTERS].encode(errors="replace").decode()

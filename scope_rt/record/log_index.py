@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from scope_contracts.envelope import PPEnvelope
-from scope_contracts.log_file import LogReader
-from scope_contracts.log_records import Control, Finished, Opened, Planned, Record
+from scope_contracts.log_file import Entry, LogReader
+from scope_contracts.log_records import Control, Finished, Opened, Planned, Record, StartFrame
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import open_log, read_entries
 
@@ -27,10 +27,13 @@ class LogIndex:
         """Chunk and byte."""
         self._planned_at: dict[int, int] = {}
         """The byte of each plan of which no chunk was finished."""
+        self._start_frame: Entry | None = None
         for entry in read_entries(path, self.progress):
             match entry.record:
                 case Opened(resumed_at_chunk=first):
                     self._controls_at = [each for each in self._controls_at if each[0] < first]
+                case StartFrame():
+                    self._start_frame = entry
                 case Control(chunk_index=index):
                     self._controls_at.append((index, entry.start))
                 case Planned(envelope=envelope):
@@ -66,6 +69,16 @@ class LogIndex:
         """What took effect at chunk `first` and after it."""
         found = self._read(start for index, start in self._controls_at if index >= first)
         return [record for record in found if isinstance(record, Control)]
+
+    def start_latents(self) -> bytes:
+        """The blob of `progress.start_frame`, of a stream that has one.
+
+        Raises:
+            ContractError: it is damaged.
+        """
+        assert self._start_frame is not None, "asked for of a stream that begins with a picture"
+        with open_log(self.path) as file:
+            return LogReader(file).blob(self._start_frame)
 
     def _read(self, places: Iterable[int]) -> Iterator[Record]:
         with open_log(self.path) as file:

@@ -18,6 +18,7 @@ from scope_contracts.log_records import (
     Record,
     Retracted,
     Scheduled,
+    StartFrame,
 )
 from scope_contracts.retraction import Retraction
 from scope_rt.file_digest import FileDigest
@@ -35,6 +36,8 @@ class StreamProgress:
     begun_at: int = 0
     """The first chunk of the stream that was asked for last."""
     scheduled: list[Scheduled] = field(default_factory=list)
+    start_frame: StartFrame | None = None
+    """The picture that chunk 0 is, of a stream that begins with one."""
     planned: Runs = field(default_factory=Runs)
     """By epoch, as `shown`."""
     shown: Runs = field(default_factory=Runs)
@@ -77,6 +80,8 @@ class StreamProgress:
             case Begun():
                 self.begun, self.scheduled = record, []
                 self.begun_at = self.planned.last[0] + 1
+            case StartFrame():
+                self.start_frame = record
             case Scheduled():
                 self.scheduled.append(record)
             case Planned(envelope=envelope):

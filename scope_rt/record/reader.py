@@ -24,7 +24,6 @@ from scope_contracts.log_records import (
     Published,
     Record,
     Segment,
-    StartFrame,
 )
 from scope_rt.record.progress import StreamProgress
 
@@ -46,8 +45,6 @@ class StreamHistory(StreamProgress):
     """All that a log tells, for who looks at a stream chunk by chunk; chunks by index, in order."""
 
     openings: list[Opened] = field(default_factory=list)
-    start_frame: StartFrame | None = None
-    """The picture that chunk 0 is, of a stream that begins with one."""
     controls: list[Control] = field(default_factory=list)
     envelopes: dict[int, PPEnvelope] = field(default_factory=dict)
     finished: dict[int, Finished] = field(default_factory=dict)
@@ -80,8 +77,6 @@ class StreamHistory(StreamProgress):
         match record:
             case Opened():
                 self.openings.append(record)
-            case StartFrame():
-                self.start_frame = record
             case Control():
                 self.controls.append(record)
             case Planned(envelope=envelope):

@@ -33,7 +33,12 @@ def check_identity(
     for name in (*ours, *(theirs.keys() - ours.keys())):
         if theirs.get(name) != ours.get(name):
             their, our = (each.get(name, "none") for each in (theirs, ours))
-            raise UserInputError(
-                f"the snapshot {folder} is of a stream with {name} {their}, this one has {our}; "
-                f"use that one again, or to start anew, delete {folder}"
-            )
+            raise other_stream(folder, name, their, our)
+
+
+def other_stream(folder: Path, name: str, theirs: str, ours: str) -> UserInputError:
+    """The snapshot is of a stream with another `name`."""
+    return UserInputError(
+        f"the snapshot {folder} is of a stream with {name} {theirs}, this one has {ours}; "
+        f"use that one again, or to start anew, delete {folder}"
+    )

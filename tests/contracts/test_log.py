@@ -22,16 +22,15 @@ from scope_contracts.log_records import (
     Control,
     Failed,
     Record,
-    StartFrame,
     decode_record,
     encode_record,
 )
 from scope_contracts.plain import to_plain
 from scope_contracts.tensor_spec import DType, TensorSpec
-from scope_lab.sample_log import finished, opened, packed, planned, story
+from scope_lab.sample_log import finished, opened, packed, planned, start_frame, story
 
 DATA = packed(story())
-START_FRAME = StartFrame(at_s=1000.0, image="first.png", image_sha256="e" * 64)
+START_FRAME, START_LATENTS = start_frame()
 GOLDEN = "e6a1c620e957dc4b5b5cc377f8a401134ff5fa73a9e240f7f94ab8e3eaa74867"
 """SHA-256 of the story in version 5: change it with the version only."""
 ENDS = [len(packed(story()[:count])) for count in range(len(story()) + 1)]
@@ -264,6 +263,22 @@ def test_of_a_whole_file_only_the_end_is_read(count: int) -> None:
     assert not LogReader(io.BytesIO(data[:-1])).ends_whole()
     assert not LogReader(io.BytesIO(data + bytes(16))).ends_whole()
     assert end_of_whole(io.BytesIO(data)) == len(data)
+
+
+def test_a_start_frame_lies_in_the_log_with_its_latents() -> None:
+    data = packed([*story()[:2], (START_FRAME, START_LATENTS)])
+    (*_, entry), torn = read(data)
+    assert (entry.record, torn) == (START_FRAME, 0)
+    assert LogReader(io.BytesIO(data)).blob(entry) == START_LATENTS
+    flipped = bytearray(data)
+    flipped[-1] ^= 1
+    with pytest.raises(WireError, match="the log is damaged"):
+        LogReader(io.BytesIO(flipped)).blob(entry)
+    with pytest.raises(FieldError, match="blob bytes: got 7, want the 8 of the record"):
+        pack(START_FRAME, START_LATENTS[:7])
+    empty = replace(START_FRAME, latents=replace(START_FRAME.latents, shape=(1, -1)))
+    with pytest.raises(FieldError, match=r"latents\.shape"):
+        pack(empty)
 
 
 def test_a_record_without_its_blob_does_not_end_a_file() -> None:

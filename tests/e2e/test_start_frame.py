@@ -1,6 +1,6 @@
 """A stream that begins with a picture: chunk 0 is its latents, and all goes on from there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,22 @@ import torch
 from PIL import Image
 
 from scope_contracts.errors import UserInputError
+from scope_contracts.retraction import Retraction
+from scope_rt import recovery
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
+from scope_rt.control.log_entries import retracted_record
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.models.recipe_choices import NewText
-from scope_rt.record.reader import read_history
+from scope_rt.record.reader import read_history, read_progress
+from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
+from scope_rt.tensors import bytes_of
 from scope_rt.vae.codec import num_frames
 from tests.e2e import start_frame_by_hand as by_hand
 from tests.real_checkpoints import FASTVIDEO, NEEDS_WAN
+from tests.record.killed import Report, lives
 from tests.tiny_folder import FRAMEWISE_RECIPE, write_tiny_folder
 
 NUM_CHUNKS = 7
@@ -143,15 +149,113 @@ def lost_after(config: StreamConfig, num_chunks: int) -> list[Chunk]:
     return shown
 
 
-@pytest.mark.parametrize("num_shown", [1, 2, 5])
+def edited(path: Path) -> None:
+    painted(path, seed=1)
+
+
+def kept_as_it_is(path: Path) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("num_shown", "change"),
+    [(1, kept_as_it_is), (2, edited), (5, Path.unlink)],
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_a_resumed_stream_equals_one_that_rebuilds_its_cache_there(
-    folder: Path, picture: Path, tmp_path: Path, num_shown: int
+    folder: Path, tmp_path: Path, num_shown: int, change: Callable[[Path], None]
 ) -> None:
+    picture = painted(tmp_path / "start.png", seed=0)
+    rebuild = ScheduledEvent(chunk_index=num_shown, recompute=True)
+    want = digests(chunks(folder, rebuild, image=picture))
     shown = lost_after(kept(folder, tmp_path, image=picture), num_shown)
+    change(picture)
     with StreamSession(kept(folder, tmp_path, image=picture, resume=True)) as session:
         rest = list(session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: len(shown)))
-    rebuild = ScheduledEvent(chunk_index=num_shown, recompute=True)
-    assert digests([*shown, *rest]) == digests(chunks(folder, rebuild, image=picture))
+    assert digests([*shown, *rest]) == want
+    history = read_history(tmp_path / "log")
+    assert [chunk.latents_sha256 for chunk in history.finished.values()] == want
+
+
+def retracted_at_the_picture(folder: Path, place: Path, picture: Path) -> None:
+    """Leave a stream that makes chunk 0 again."""
+    session = StreamSession(kept(folder, place, image=picture))
+    next(session.stream(PROMPT, num_chunks=NUM_CHUNKS, acknowledged=lambda: 0))
+    reason = Retraction(first_chunk=0, last_chunk=0, first_epoch=0, last_epoch=0, reason="a test")
+    session.log.append(retracted_record(reason))
+    session.log.close()
+
+
+def test_a_picture_that_is_gone_is_shown_again_after_its_retraction(
+    folder: Path, tmp_path: Path
+) -> None:
+    picture = painted(tmp_path / "start.png", seed=0)
+    want = digests(chunks(folder, image=picture, num_chunks=1))
+    retracted_at_the_picture(folder, tmp_path, picture)
+    picture.unlink()
+    with StreamSession(kept(folder, tmp_path, image=picture, resume=True)) as session:
+        again = list(session.stream("none", num_chunks=1, acknowledged=lambda: 0))
+    assert digests(again) == want
+    assert [chunk.cache_epoch for chunk in again] == [1]
+
+
+def test_a_start_frame_that_is_damaged_in_the_log_is_never_shown(
+    folder: Path, tmp_path: Path
+) -> None:
+    picture = painted(tmp_path / "start.png", seed=0)
+    retracted_at_the_picture(folder, tmp_path, picture)
+    latents = bytes(
+        bytes_of(StreamSetup.of(kept(folder, tmp_path, image=picture)).start_frame.latents)
+    )
+    data = bytearray((tmp_path / "log").read_bytes())
+    data[data.index(latents) + 5] ^= 1
+    (tmp_path / "log").write_bytes(data)
+    with pytest.raises(UserInputError, match=r"log: the start frame is damaged \(byte \d+: .*anew"):
+        StreamSession(kept(folder, tmp_path, image=picture, resume=True))
+
+
+def test_a_start_frame_that_changed_before_it_was_logged_is_never_shown(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = painted(tmp_path / "start.png", seed=0)
+    monkeypatch.setattr(recovery, "bytes_of", lambda latents: bytes_of(latents + 1e-3))
+    retracted_at_the_picture(folder, tmp_path, picture)
+    with pytest.raises(UserInputError, match=r"is damaged \(its latents changed before"):
+        StreamSession(kept(folder, tmp_path, image=picture, resume=True))
+
+
+def stream_or_resume(life: Path, report: Report) -> None:
+    """Three chunks of a stream that begins with `start.png`, from where they are left."""
+    resumes = (life / "snapshot").exists()
+    image = life / "start.png" if resumes else painted(life / "start.png", seed=0)
+    config = kept(life.parent.parent / "model", life, image=image, resume=resumes or None)
+    num_held = len(read_progress(life / "log").shown)
+    with StreamSession(config) as session:
+        for chunk in session.stream(PROMPT, num_chunks=3, acknowledged=lambda: num_held):
+            report(f"{chunk.chunk_index}:{chunk.latents_sha256}")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=pytest.mark.lab)])
+def test_a_kill_at_any_change_of_the_disk_loses_no_picture_that_was_shown(
+    tmp_path: Path, step: int
+) -> None:
+    """Where anything was shown the file is gone before the stream is resumed."""
+    write_tiny_folder(tmp_path / "model", FRAMEWISE_RECIPE)
+    picture = painted(tmp_path / "start.png", seed=0)
+    (start,) = digests(chunks(tmp_path / "model", image=picture, num_chunks=1))
+    num_resumed = 0
+    for life, shown in lives(stream_or_resume, tmp_path / "lives", step=step):
+        assert not shown or shown[0] == f"0:{start}"
+        if SnapshotStore(life / "snapshot").header() is None:
+            assert not shown, "what is shown can be resumed"
+            continue
+        (life / "start.png").unlink()
+        again = list[str]()
+        stream_or_resume(life, again.append)
+        assert shown or again[0] == f"0:{start}"
+        assert len({word.split(":")[0] for word in [*shown, *again]}) == 3
+        num_resumed += 1
+    assert num_resumed > 20 / step
 
 
 def test_a_stream_is_not_resumed_with_another_picture_or_none(
@@ -159,12 +263,17 @@ def test_a_stream_is_not_resumed_with_another_picture_or_none(
 ) -> None:
     lost_after(kept(folder, tmp_path, image=picture), 2)
     other = painted(tmp_path / "other.png", seed=1)
-    with pytest.raises(UserInputError, match=r"with image \w{64}, this one has \w{64};"):
+    with pytest.raises(
+        UserInputError, match=r"with image \S+/start.png, this one has \S+/other.pn"
+    ):
         StreamSession(kept(folder, tmp_path, image=other, resume=True))
-    with pytest.raises(UserInputError, match=r"with image \w{64}, this one has none;"):
+    with pytest.raises(UserInputError, match=r"with image \S+/start.png, this one has none;"):
         StreamSession(kept(folder, tmp_path, resume=True))
+    other.write_bytes(picture.read_bytes())  # as where it was moved
+    with StreamSession(kept(folder, tmp_path, image=other, resume=True)) as session:
+        assert session.resumed_at_chunk == 2
     lost_after(kept(folder, tmp_path / "noise"), 2)
-    with pytest.raises(UserInputError, match=r"with image none, this one has \w{64};"):
+    with pytest.raises(UserInputError, match=r"with image none, this one has \S+/start.png;"):
         StreamSession(kept(folder, tmp_path / "noise", image=picture, resume=True))
 
 
@@ -173,7 +282,9 @@ def test_the_log_says_which_picture_it_was(folder: Path, picture: Path, tmp_path
     told = read_history(tmp_path / "log").start_frame
     assert told is not None
     setup = StreamSetup.of(kept(folder, tmp_path, image=picture))
-    assert (told.image, told.image_sha256) == setup.image
+    start = setup.start_frame
+    assert (told.image, told.image_sha256) == (str(picture), setup.picture.sha256)
+    assert told.latents_sha256 == start.latents_sha256
 
 
 @pytest.mark.parametrize("recipe", ["krea-14b", "causal-forcing-chunk-1.3b", None])
@@ -200,7 +311,6 @@ def test_the_latents_are_those_of_diffusers_pieces_put_together_by_hand(picture:
     with StreamSession(setup) as session:
         got = list(session.stream(PROMPT, num_chunks=5))
         text = setup.conditioning(PROMPT).embeds
-    assert setup.picture is not None
     pixels = torch.from_numpy(setup.picture.rgb_HWC)
     first = by_hand.latents_of_picture(FASTVIDEO / "vae", pixels)
     steps = [(1000, 750, 500, 250), (1000, 500), (1000, 500), (1000, 500)]

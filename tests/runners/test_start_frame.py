@@ -1,10 +1,13 @@
 """`scope-rt stream --image`: a picture begins the video, outlives a loss, and is recorded."""
 
 import json
-import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,7 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.start_frame import StartFrame
 from scope_rt.faults import FaultPoint
+from scope_rt.record.reader import read_progress
 from scope_rt.session import StreamSession
 from scope_runners import replay
 from scope_runners.break_it import stream as broken
@@ -37,9 +41,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def picture(tmp_path: Path) -> Path:
     path = tmp_path / "start.png"
-    noise = np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path)
+    edit(path, seed=0)
     return path
+
+
+def edit(path: Path, *, seed: int = 1) -> None:
+    noise = np.random.default_rng(seed).integers(0, 256, (24, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+
+
+@contextmanager
+def once_begun(log: Path, call: Callable[[], None]) -> Iterator[None]:
+    """Make the call while a stream runs, as soon as its log has the start frame."""
+
+    def watch() -> None:
+        until_s = time.monotonic() + 60
+        while time.monotonic() < until_s and read_progress(log).start_frame is None:
+            time.sleep(0.001)
+        call()
+        changed.set()
+
+    changed, watcher = Event(), Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+        assert changed.is_set()
+    finally:
+        watcher.join()
 
 
 def asked(model: Path, place: Path, *arguments: str) -> list[str]:
@@ -146,11 +174,12 @@ def test_a_rank_that_is_killed_at_the_picture_or_after_it_changes_nothing_but_th
     point = FaultPoint.CALL if rank or "pp1" not in arguments else FaultPoint.COLLECTED
     set_faults(monkeypatch, Fault(action="kill", rank=rank, point=point, chunk=chunk))
     request = asked(model, tmp_path, "--image", str(picture), *arguments, "--json")
-    assert broken.main(request) == 0
-    told = summary(capfd)
-    assert told["totals"]["restarts"] == 1
     rebuilt = [ScheduledEvent(chunk_index=chunk, recompute=True)] * (chunk > 0)
     want = digests(model, picture, *rebuilt)
+    with once_begun(tmp_path / ".a.mp4.log", picture.unlink if rank else partial(edit, picture)):
+        assert broken.main(request) == 0
+    told = summary(capfd)
+    assert told["totals"]["restarts"] == 1
     if "pp1" in arguments:
         assert latents_of(told) == want
     else:
@@ -166,30 +195,34 @@ def test_a_picture_that_is_retracted_is_shown_again_in_the_next_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SCOPE_VERIFY_WITHIN", str(NUM_CHUNKS))
+    start, *_ = digests(model, picture)
     altered = Fault(action="alter_weight", rank=1, point=FaultPoint.GENERATOR, chunk=1)
     set_faults(monkeypatch, altered)
-    assert broken.main(asked(model, tmp_path, "--image", str(picture), *PP1, "--json")) == RETRACTED
+    request = asked(model, tmp_path, "--image", str(picture), *PP1, "--json")
+    with once_begun(tmp_path / ".a.mp4.log", picture.unlink):
+        assert broken.main(request) == RETRACTED
     told = summary(capfd)
     assert told["retractions"][0]["first_chunk"] == 0
     assert [chunk["cache_epoch"] for chunk in told["chunks"]] == [1] * NUM_CHUNKS
     assert [chunk["generator_calls"] for chunk in told["chunks"]] == [1, 4, 3, 3, 3, 3]
-    assert latents_of(told)[0] == digests(model, picture)[0]
+    assert latents_of(told)[0] == start
 
 
-def test_a_stream_is_resumed_with_its_picture_alone(
+def test_a_stream_is_resumed_as_one_with_its_picture_though_that_is_gone(
     model: Path, picture: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a.mp4"
     request = asked(model, tmp_path)
     with_picture = [*request, "--image", str(picture)]
+    want = digests(model, picture, ScheduledEvent(chunk_index=1, recompute=True))
     lose_the_link_after(1, out, *with_picture)
+    picture.unlink()
     capfd.readouterr()
     assert main(["stream", *request, "--resume"]) == 2
     said = capfd.readouterr().err
-    assert re.search(r"of a stream with image \w{64}, this one has none; use that one again", said)
+    assert f"of a stream with image {picture}, this one has none; use that one again" in said
     assert main(["stream", *with_picture, "--resume", "--json"]) == 0
-    rebuilt = ScheduledEvent(chunk_index=1, recompute=True)
-    assert latents_of(summary(capfd)) == digests(model, picture, rebuilt)
+    assert latents_of(summary(capfd)) == want
 
 
 def test_it_is_a_setting_too(

@@ -23,11 +23,10 @@ from scope_contracts.envelope import (
 from scope_contracts.geometry import ChunkGeometry
 from scope_contracts.lifecycle import Lifecycle, StreamPosition
 from scope_contracts.log_file import pack
-from scope_contracts.log_records import StartFrame
 from scope_contracts.parity import HASH_BYTES, ParityKeys, ScalarDigest
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import encode
-from scope_lab.sample_log import packed, planned, story
+from scope_lab.sample_log import packed, planned, start_frame, story
 
 GEOMETRY = ChunkGeometry(
     latent_channels=4,
@@ -154,7 +153,6 @@ def recordings() -> tuple[bytes, ...]:
     """Files: one that was opened, one that has begun with a picture, one of a whole stream, and one
     of a stream that crashed."""
     whole = story()
-    picture = StartFrame(at_s=1000.0, image="first.png", image_sha256="e" * 64)
     torn = pack(planned(1))[:40]
-    begun = packed([*whole[:2], (picture, b"")])
+    begun = packed([*whole[:2], start_frame()])
     return packed(whole[:1]), begun, packed(whole), packed(whole[:8]) + torn
