@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from scope_contracts.errors import UserInputError
+from scope_rt.video.png_rows import lacks_rows
 
 _LEAST_SIDE = 16
 _MOST_PIXELS = 64 * 2**20
@@ -82,6 +83,8 @@ def _decoded(path: Path, data: bytes) -> Image.Image:
         with Image.open(BytesIO(data), formats=sorted(Image.OPEN.keys() - _UNREAD)) as image:
             _check(path, image)
             image.load()
+            if image.format == "PNG" and lacks_rows(data):
+                raise _refusal(path, "has fewer rows than its header says; save or copy it again")
             return _rgb(path, ImageOps.exif_transpose(image))
     except UserInputError:
         raise

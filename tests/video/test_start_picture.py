@@ -189,12 +189,43 @@ def test_a_picture_that_is_cut_short_is_refused(tmp_path: Path, suffix: str) -> 
     assert refusal(path).startswith(("is cut short or damaged", "is no picture that can be read"))
 
 
-def png_header(side: int) -> bytes:
-    """Of a picture that is not there."""
-    header = b"IHDR" + struct.pack(">2I5B", side, side, 8, 2, 0, 0, 0)
-    pieces = [(header, 13), (b"IDAT" + zlib.compress(b""), len(zlib.compress(b"")))]
-    chunks = (struct.pack(">I", n) + d + struct.pack(">I", zlib.crc32(d)) for d, n in pieces)
+def png(
+    width: int, height: int, pixels: bytes, *, depth: int = 8, colour: int = 2, interlace: int = 0
+) -> bytes:
+    """With a header of its own, whatever the pixels are."""
+    header = struct.pack(">2I5B", width, height, depth, colour, 0, 0, interlace)
+    half = len(packed := zlib.compress(pixels)) // 2
+    pieces = ((b"IHDR", header), *((b"IDAT", part) for part in (packed[:half], packed[half:])))
+    chunks = (
+        struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d))
+        for kind, d in (*pieces, (b"IEND", b""))
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "last_row", "form"),
+    [
+        (20 * (1 + 3 * 30), 1 + 3 * 30, {}),
+        (20 * (1 + 2 * 4 * 30), 1 + 2 * 4 * 30, {"depth": 16, "colour": 6}),
+        (20 * (1 + 2 * 30), 1 + 2 * 30, {"colour": 4}),
+        (20 * (1 + 4), 1 + 4, {"depth": 1, "colour": 0}),
+        (
+            2 * 3 * 5 + 2 * 9 + 5 * 8 + 5 * 16 + 10 * 16 + 10 * 31,
+            31,
+            {"colour": 0, "interlace": 1},
+        ),
+    ],
+)
+def test_a_png_without_its_last_row_is_refused(
+    tmp_path: Path, num_bytes: int, last_row: int, form: dict[str, int]
+) -> None:
+    """Pillow would show it black."""
+    path = tmp_path / "a.png"
+    path.write_bytes(png(30, 20, bytes(num_bytes), **form))
+    read(path)
+    path.write_bytes(png(30, 20, bytes(num_bytes - last_row), **form))
+    assert refusal(path) == "has fewer rows than its header says; save or copy it again"
 
 
 def test_a_picture_too_small_or_too_large_is_refused_by_its_header(
@@ -203,9 +234,9 @@ def test_a_picture_too_small_or_too_large_is_refused_by_its_header(
     path = tmp_path / "a.png"
     Image.new("RGB", (1, 1)).save(path)
     assert refusal(path) == "has 1x1 pixels; give one of at least 16x16"
-    path.write_bytes(png_header(12_000))
+    path.write_bytes(png(12_000, 12_000, b""))
     assert refusal(path).startswith("has 12000x12000 pixels, more than 67,108,864 in all")
-    path.write_bytes(png_header(60_000))
+    path.write_bytes(png(60_000, 60_000, b""))
     assert refusal(path) == "has more than 67,108,864 pixels; scale it down"
     monkeypatch.setattr(start_picture, "_MOST_BYTES", 1000)
     path.write_bytes(bytes(1001))
