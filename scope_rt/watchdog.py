@@ -3,7 +3,7 @@
 A thread looks at what the computing thread is in, for what that one cannot leave by itself: a
 kernel, a decode, a wait that nothing ends. Time in which this process did not run does not count.
 A thread that holds Python's own lock holds this one up too; PyTorch's calls let go of it. What
-takes longer than all before is told while it lasts, so that a slow start is no silent one.
+takes twice as long as the last of its kind is told while it lasts: no slow start is a silent one.
 """
 
 import logging
@@ -19,7 +19,7 @@ from scope_contracts.errors import ChunkTimeoutError, ScopeError
 LOOKS_PER_BOUND = 10
 _LONGEST_LOOK_S = 1.0
 _SLOW_S = 10.0
-"""After which it is told that something takes so long; again after twice that, and so on."""
+"""Before which nothing is told to take long; after it is told, again after twice as long."""
 _PAUSE_LOOKS = 2
 """A look that came so many looks late comes after a pause of this process."""
 _LOG = logging.getLogger(__name__)
@@ -34,11 +34,16 @@ def log_stuck(error: ScopeError) -> None:
 class _Section:
     """What the computing thread is in."""
 
+    kind: str
     what: str
+    """With its chunk."""
     bound_s: float
-    is_wait: bool
+    slow_s: float
+    """When it is told next that this takes long."""
     ends_with_group: bool
     all_open: "list[_Section]"
+    lasted_s: dict[str, float]
+    """The last one of each kind."""
     spent_s: float = 0.0
     after_failure_s: float = 0.0
     is_told: bool = False
@@ -48,6 +53,8 @@ class _Section:
 
     def __exit__(self, *error: object) -> None:
         self.all_open.remove(self)
+        if self.slow_s < math.inf:
+            self.lasted_s[self.kind] = self.spent_s
 
 
 class Watchdog:
@@ -62,7 +69,7 @@ class Watchdog:
         self._sections: list[_Section] = []
         self._chunk_s = self._grace_s = math.inf
         self._failure: ScopeError | None = None
-        self._slow_s = _SLOW_S
+        self._lasted_s: dict[str, float] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.tell_others: Callable[[ScopeError], object] | None = None
@@ -95,24 +102,27 @@ class Watchdog:
         self,
         what: str,
         *,
+        chunk: int | None = None,
         is_bounded: bool = True,
         is_wait: bool = False,
         ends_with_group: bool = False,
     ) -> AbstractContextManager[None]:
-        """The computing thread is in `what`, and may be stuck there.
+        """The computing thread is in `what`, of a chunk or of none, and may be stuck there.
 
         Args:
             is_bounded: it ends within `chunk_s`; else it has no bound here.
             is_wait: it waits for another rank, and may do so for as long as it is not bounded.
             ends_with_group: it needs other ranks, and cannot succeed without them.
         """
-        bound_s = self._chunk_s if is_bounded else math.inf
+        slow_s = max(_SLOW_S, 2 * self._lasted_s.get(what, 0.0))
         return _Section(
-            what=what,
-            bound_s=bound_s,
-            is_wait=is_wait,
+            kind=what,
+            what=what if chunk is None else f"chunk {chunk}: {what}",
+            bound_s=self._chunk_s if is_bounded else math.inf,
+            slow_s=math.inf if is_wait else slow_s,
             ends_with_group=ends_with_group,
             all_open=self._sections,
+            lasted_s=self._lasted_s,
         )
 
     def look(self, elapsed_s: float) -> None:
@@ -124,8 +134,8 @@ class Watchdog:
                 section.after_failure_s += elapsed_s
             if section.is_told:
                 continue
-            if section.spent_s >= self._slow_s and not section.is_wait:
-                self._slow_s = 2 * section.spent_s
+            if section.spent_s >= section.slow_s:
+                section.slow_s = 2 * section.spent_s
                 _LOG.warning("%s has taken %.0f s so far", section.what, section.spent_s)
             if failure is not None and section.after_failure_s >= self._grace_s:
                 section.is_told = True
@@ -133,8 +143,8 @@ class Watchdog:
             elif section.spent_s >= section.bound_s:
                 section.is_told = True
                 late = _late(section.what, section.bound_s)
-                if self.tell_others is not None:
-                    self.tell_others(late)
+                if (tell_others := self.tell_others) is not None:  # `stop` may come meanwhile
+                    tell_others(late)
                 self._on_stuck(late)
 
     def _run(self, stop: threading.Event) -> None:

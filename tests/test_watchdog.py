@@ -25,7 +25,7 @@ class Told(list[ScopeError]):
 def test_a_chunk_that_does_not_end_is_told_once_with_what_to_raise() -> None:
     told = Told()
     watchdog = told.watchdog()
-    with watchdog.section("chunk 7: decoding"):
+    with watchdog.section("decoding", chunk=7):
         watchdog.look(CHUNK_S - 1)
         assert told == []
         for _ in range(3):
@@ -40,25 +40,30 @@ def test_chunks_that_end_are_never_told_however_many_there_are() -> None:
     told = Told()
     watchdog = told.watchdog()
     for _ in range(5):
-        with watchdog.section("chunk"):
+        with watchdog.section("decoding"):
             watchdog.look(CHUNK_S - 1)
     watchdog.look(10 * CHUNK_S)
     assert told == []
 
 
-def test_what_takes_longer_than_all_before_is_told_while_it_lasts_and_a_wait_is_not(
+def test_what_takes_twice_as_long_as_the_last_of_its_kind_is_told_and_a_wait_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """What was slow once hides neither what is slow later, nor anything else that is slow."""
     watchdog = Told().watchdog()
-    for seconds in (9.0, 25.0, 25.0):
-        with watchdog.section("chunk 0: decoding"):
-            for _ in range(int(seconds)):
+    for chunk, seconds in enumerate((5, 25, 25, 9, 20)):
+        with watchdog.section("decoding", chunk=chunk):
+            for _ in range(seconds):
                 watchdog.look(1.0)
-    with watchdog.section("chunk 1: waiting for rank 1", is_bounded=False, is_wait=True):
+    with watchdog.section("waiting for rank 1", chunk=4, is_bounded=False, is_wait=True):
         watchdog.look(1000.0)
+    with watchdog.section("planning", chunk=5):
+        watchdog.look(11.0)
     assert [record.getMessage() for record in caplog.records] == [
-        "chunk 0: decoding has taken 10 s so far",
-        "chunk 0: decoding has taken 20 s so far",
+        "chunk 1: decoding has taken 10 s so far",
+        "chunk 1: decoding has taken 20 s so far",
+        "chunk 4: decoding has taken 18 s so far",
+        "chunk 5: planning has taken 11 s so far",
     ]
 
 
@@ -67,7 +72,7 @@ def test_others_are_told_before_this_process_may_be_ended() -> None:
     watchdog = Watchdog(lambda error: order.append("ended"))
     watchdog._chunk_s = CHUNK_S
     watchdog.tell_others = lambda error: order.append("told")
-    with watchdog.section("chunk 7: generating"):
+    with watchdog.section("generating", chunk=7):
         watchdog.look(CHUNK_S)
     assert order == ["told", "ended"]
 
@@ -79,7 +84,7 @@ def test_what_needs_a_group_that_failed_has_a_grace_and_the_error_of_the_group(
     told = Told()
     watchdog = told.watchdog()
     watchdog.tell_others = lambda error: pytest.fail("the others know")
-    with watchdog.section("chunk 7: generating", ends_with_group=True):
+    with watchdog.section("generating", chunk=7, ends_with_group=True):
         watchdog.look(GRACE_S)
         watchdog.group_failed(kind("rank 2 is gone"))
         watchdog.look(GRACE_S - 1)
@@ -94,7 +99,7 @@ def test_what_needs_no_other_rank_is_left_alone_when_the_group_fails() -> None:
     told = Told()
     watchdog = told.watchdog()
     watchdog.group_failed(PeerLostError("rank 2 is gone"))
-    with watchdog.section("chunk 7: decoding"):
+    with watchdog.section("decoding", chunk=7):
         watchdog.look(CHUNK_S - 1)
     assert told == []
 
@@ -102,7 +107,7 @@ def test_what_needs_no_other_rank_is_left_alone_when_the_group_fails() -> None:
 def test_a_sum_inside_a_chunk_that_hangs_does_not_hide_the_chunk() -> None:
     told = Told()
     watchdog = told.watchdog()
-    with watchdog.section("chunk 7: generating"):
+    with watchdog.section("generating", chunk=7):
         watchdog.look(CHUNK_S / 2)
         for _ in range(3):
             with watchdog.section("all_reduce", is_bounded=False):
@@ -114,7 +119,7 @@ def test_the_thread_tells_while_the_computing_thread_is_blocked() -> None:
     is_told = Event()
     watchdog = Watchdog(lambda error: is_told.set())
     watchdog.start(chunk_s=0.2, grace_s=0.2)
-    with ThreadPoolExecutor(1) as pool, watchdog.section("chunk 7: generating"):
+    with ThreadPoolExecutor(1) as pool, watchdog.section("generating", chunk=7):
         assert pool.submit(is_told.wait, 20).result()
     watchdog.stop()
 
@@ -128,7 +133,7 @@ def test_time_in_which_the_process_did_not_run_does_not_count(
     clock = time.monotonic
     monkeypatch.setattr("scope_rt.watchdog.time.monotonic", lambda: clock() + next(hours))
     watchdog.start(chunk_s=30.0, grace_s=1.0)
-    with watchdog.section("chunk 7: generating"):
+    with watchdog.section("generating", chunk=7):
         time.sleep(0.5)
     watchdog.stop()
     assert told == []

@@ -42,7 +42,7 @@ class Decoding:
         if arrived.envelope.init_cache:
             self._decoder.reset()
         start_ns = time.perf_counter_ns()
-        watched = self._instruments.watchdog.section(f"chunk {index}: decoding")
+        watched = self._instruments.watchdog.section("decoding", chunk=index)
         with self._instruments.trace.span(f"decode {index}", track="decode"), watched:
             decoder = faults.reach(FaultPoint.DECODER, index, self._decoder)
             frames = decoder.decode(arrived.latents.float())
@@ -64,8 +64,8 @@ class Decoding:
         as they were after it."""
         first = len(tail.chunks) - len(missing)
         start_ns = time.perf_counter_ns()
-        decoded = self._watched(tail.replay(self._decoder, self._stages.context))
-        for index, frames in enumerate(decoded):
+        context, watchdog = self._stages.context, self._instruments.watchdog
+        for index, frames in enumerate(tail.replay(self._decoder, context, watchdog)):
             if index >= first:
                 stage_ms = {"decode": (time.perf_counter_ns() - start_ns) / 1e6}
                 so_far = replace(tail, chunks=tail.chunks[: index + 1])
@@ -85,18 +85,9 @@ class Decoding:
         if pictures is not None:
             before = partial(tail.before_newest, pictures.num_frames_before)
             index = arrived.envelope.chunk_index
-            with self._instruments.watchdog.section(f"chunk {index}: verifying its picture"):
+            with self._instruments.watchdog.section("verifying its picture", chunk=index):
                 crc32 = pictures.verify(index, arrived.latents, frames, before=before)
         chunk = arrived.shown(frames, stage_ms=stage_ms, crc32=crc32)
         if self._emission is not None:
             self._emission.decoded(chunk)
         return chunk
-
-    def _watched(self, decoded: Iterator[Tensor]) -> Iterator[Tensor]:
-        """The same; whoever takes long with one is not what is watched."""
-        while True:
-            with self._instruments.watchdog.section("resuming: decoding"):
-                frames = next(decoded, None)
-            if frames is None:
-                return
-            yield frames

@@ -132,7 +132,7 @@ class Pipeline:
         start_ns, stages, plan_check = time.perf_counter_ns(), self._stages, self._plan_check
         faults, checks = self._instruments.faults, self._instruments.checks
         index = self.position.planner.next_chunk_index
-        watched = self._instruments.watchdog.section(f"chunk {index}: planning")
+        watched = self._instruments.watchdog.section("planning", chunk=index)
         with self._instruments.trace.span("plan", track="control"), watched:
             envelope, following = self.position.next(directive)
             planned = self._packed(envelope, following)

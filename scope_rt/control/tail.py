@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scope_rt.control.context import Context
 from scope_rt.vae.codec import StreamingDecoder
+from scope_rt.watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,7 +61,9 @@ class StreamTail:
             num_frames -= frames[-1].shape[1]
         return torch.cat(frames[::-1], dim=1) if frames else None
 
-    def replay(self, decoder: StreamingDecoder, context: Context) -> Iterator[Tensor]:
+    def replay(
+        self, decoder: StreamingDecoder, context: Context, watchdog: Watchdog
+    ) -> Iterator[Tensor]:
         """Decode the chunks again: yields the frames, uint8 `[B, T, H, W, 3]`, of each in turn.
 
         When it is exhausted, `decoder` and `context` are as they were after the last chunk. The
@@ -74,7 +77,9 @@ class StreamTail:
                 context.reset()
             elif index == 0:
                 context.resume(num_frames=chunk.start_frame, sinks=self.sinks)
-            context.remember_latents(chunk.latents)
-            frames = decoder.decode(chunk.latents.float())
-            context.remember_frames(frames)
+            # Whoever takes long with one chunk is not what is watched.
+            with watchdog.section("resuming: decoding"):
+                context.remember_latents(chunk.latents)
+                frames = decoder.decode(chunk.latents.float())
+                context.remember_frames(frames)
             yield frames

@@ -70,7 +70,7 @@ class FullPipeline:
             tensors[LATENTS_IN] = noise.to(TORCH_DTYPES[latents.dtype])
         if CONTEXT_FRAMES_OVERRIDE in specs:
             dtype = TORCH_DTYPES[specs[CONTEXT_FRAMES_OVERRIDE].dtype]
-            with self.watchdog.section(f"chunk {envelope.chunk_index}: planning"):
+            with self.watchdog.section("planning", chunk=envelope.chunk_index):
                 context = self.context.context(holds_cache=self._holds_cache)
                 tensors[CONTEXT_FRAMES_OVERRIDE] = context.to(dtype)
         self._holds_cache = True
@@ -78,7 +78,7 @@ class FullPipeline:
 
     def rebuild(self, tail: StreamTail) -> None:
         """Continue a stream of which these are the last chunks."""
-        for _ in tail.replay(self.decoder, self.context):
+        for _ in tail.replay(self.decoder, self.context, self.watchdog):
             pass
 
     def remember(self, result: PPResult, tensors: Mapping[str, Tensor]) -> None:
@@ -88,6 +88,6 @@ class FullPipeline:
             self.decoder.reset()
         latents = tensors[LATENTS_OUT]
         self.context.remember_latents(self.feedback(result.chunk_index, latents))
-        with self.watchdog.section(f"chunk {result.chunk_index}: decoding"):
+        with self.watchdog.section("decoding", chunk=result.chunk_index):
             frames = self.decoder.decode(latents.float())
         self.context.remember_frames(frames)

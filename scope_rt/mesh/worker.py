@@ -103,7 +103,7 @@ class Worker:
         envelope, tensors = faults.reach(FaultPoint.ENTERED, chunk, (envelope, tensors))
         entered = self._entered(envelope)
         watched = self._instruments.watchdog.section(
-            f"chunk {chunk}: generating", ends_with_group=True
+            "generating", chunk=chunk, ends_with_group=True
         )
         with located(f"chunk {chunk}"), watched:
             self._peer_check.before(chunk, lambda: self._digest(envelope))

@@ -13,6 +13,7 @@ from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.models.recipe import Recipe
 from scope_rt.vae.codec import StreamingDecoder
 from scope_rt.vae.tiny import TinyCodecConfig, TinyVideoCodec
+from scope_rt.watchdog import Watchdog
 from tests.control.memory_mesh import FIELD, STRIDE, FieldDecoder
 from tests.tiny_folder import KREA_RECIPE, RECIPE
 
@@ -127,7 +128,7 @@ def test_the_tail_rebuilds_decoder_and_context_to_the_bit_at_every_cut(
     for cut, tail in enumerate(tails(case, num_pending)):
         shown = [frames for frames, _, _ in want[: cut + 1]]
         again = Rank0(case.decoder(), case.context())
-        frames = list(tail.replay(again.decoder, again.context))
+        frames = list(tail.replay(again.decoder, again.context, Watchdog()))
         num_shown = min(num_pending, cut + 1)
         pending = frames[len(frames) - num_shown :], shown[cut + 1 - num_shown :]
         for mine, theirs in zip(*pending, strict=True):
@@ -146,7 +147,7 @@ def test_one_frame_less_does_not_rebuild_it(case: Case) -> None:
     short = replace(tail, chunks=tail.chunks[-1:])
     whole, again = (Rank0(case.decoder(), case.context()) for _ in range(2))
     frames = [whole.show(chunk) for chunk in range(len(STARTS))]
-    (mine,) = short.replay(again.decoder, again.context)
+    (mine,) = short.replay(again.decoder, again.context, Watchdog())
     assert not torch.equal(mine, frames[-1])
 
 
