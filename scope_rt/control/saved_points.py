@@ -12,13 +12,12 @@ from scope_rt.record.snapshot_header import SnapshotHeader
 
 @dataclass(slots=True, kw_only=True)
 class SavedResumePoints:
-    """Resume points in a snapshot folder; `newest` is where the last one that was saved leads."""
+    """Resume points in a snapshot folder."""
 
     store: SnapshotStore
     log: Path
     run_id: str
     identity: tuple[tuple[str, str], ...]
-    newest: int = -1
     _absolute_log: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -39,9 +38,8 @@ class SavedResumePoints:
         def wait() -> None:
             if begun is not None:
                 begun()
-            if log.failure is None:
-                self.newest = header.next_chunk_index
-            elif header.next_chunk_index <= self.newest:  # it may have failed in that save
+            # It may have failed in that save.
+            if log.failure is not None and header.next_chunk_index <= self.store.leads_to:
                 self.store.save(replace(header, log_offset=log.offset), kept)
 
         return wait

@@ -84,9 +84,12 @@ class SnapshotStore:
         self._saved: dict[int, _Known] = {}
         """The tensors of the last state that was saved or loaded, by their `id`."""
         self._wanted: object = None
-        """The save that began last; any other must change nothing."""
+        """The save or removal that began last; any other must change nothing."""
         self._under_way: Callable[[], None] | None = None
-        """Waits for it."""
+        """Waits for a save."""
+        self.leads_to = -1
+        """The chunk before which the state continues that this process saved or loaded last; -1
+        where there is none."""
         self._headers = FieldEncoder(SnapshotHeader, _NO_TENSORS)
 
     def save(self, header: SnapshotHeader, state: object, *, log: Log | None = None) -> None:
@@ -144,7 +147,8 @@ class SnapshotStore:
         packed = b"".join((_MAP_OF_2, _HEADER, packed_header, _STATE, packed_state))
         content = _checksum(packed) + packed
         self._files.write(content, named, is_wanted=lambda: save is self._wanted)
-        self._saved = tensors
+        if save is self._wanted:
+            self._saved, self.leads_to = tensors, header.next_chunk_index
 
     def load(self, kind: type[State]) -> tuple[SnapshotHeader, State] | None:
         """What was saved last, `state` as the `kind` that it was; None where there is nothing.
@@ -162,7 +166,7 @@ class SnapshotStore:
             state = from_plain(kind, cast(Any, plain["state"]), rules)
         except (ContractError, KeyError, TypeError) as error:
             raise self._foreign(error) from error
-        self._saved = tensors
+        self._saved, self.leads_to = tensors, header.next_chunk_index
         return header, state
 
     def header(self) -> SnapshotHeader | None:
@@ -186,23 +190,28 @@ class SnapshotStore:
     def clear(self) -> None:
         """Remove the snapshot, its states first: there is nothing to resume. Foreign files stay.
 
-        Waits for a save that nobody has waited for, `STALL_TIMEOUT_S` at most.
+        Waits for a save that nobody has waited for, and for the removal, `STALL_TIMEOUT_S` at most
+        each.
 
         Raises:
-            SnapshotError: a file cannot be removed.
+            SnapshotError: a file cannot be removed, or the disk gives no answer.
         """
-        under_way, self._wanted, self._under_way = self._under_way, None, None
+        removal = self._wanted = object()
+        under_way, self._under_way = self._under_way, None
         if under_way is not None:
             with suppress(OSError):
                 under_way()
+        self._saved, self.leads_to = {}, -1
+        remove = partial(self._files.clear, is_wanted=lambda: removal is self._wanted)
         try:
-            self._files.clear()
-            self._saved = {}
+            answer(self._disk.submit(remove), timeout_s=STALL_TIMEOUT_S)
         except OSError as error:
             raise SnapshotError(
                 f"cannot remove the snapshot {self.folder} ({error.strerror}); do that yourself, "
                 "or choose another folder"
             ) from error
+        finally:
+            self._wanted = None
 
     @cached_property
     def _disk(self) -> DaemonExecutor:

@@ -55,14 +55,16 @@ class SnapshotFolder:
         if is_wanted():
             self._remove(name for name in there - tensors.keys() if _OURS.fullmatch(name))
 
-    def clear(self) -> None:
-        """Remove the snapshot, its states first: there is nothing to resume. Foreign files stay."""
-        for name in self._states():  # the newest last: an older one must never count
-            (self.path / name).unlink(missing_ok=True)
-        if self.path.is_dir():
-            self._remove(name for name in os.listdir(self.path) if _OURS.fullmatch(name))
-            if not any(self.path.iterdir()):
-                self.path.rmdir()
+    def clear(self, *, is_wanted: Callable[[], bool]) -> None:
+        """Remove the snapshot, its states first: there is nothing to resume. Foreign files stay.
+        Once `is_wanted` says no, nothing more is removed."""
+        states = self._states()  # the newest last: an older one must never count
+        others = set(os.listdir(self.path) if self.path.is_dir() else ()) - set(states)
+        for name in (*states, *others):
+            if _OURS.fullmatch(name) and is_wanted():
+                self._remove([name])
+        if is_wanted() and self.path.is_dir() and not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def tensor(self, digest: str) -> bytes:
         """The bytes of a tensor's file."""

@@ -1,6 +1,7 @@
 """Beyond the end of a log that failed nothing can be resumed; before it a stream may be cut."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def before(chunk: int) -> ResumePoint:
 
 
 @pytest.mark.parametrize(
-    ("in_save", "led_to"), [(False, {6: 5, 3: 3}), (True, {3: 3}), (True, {6: 5})]
+    ("in_save", "led_to"), [(False, {6: 5, 3: 3, 4: 3}), (True, {3: 3}), (True, {6: 5})]
 )
 def test_where_the_log_has_failed_only_a_point_that_leads_no_further_is_saved(
     tmp_path: Path, in_save: bool, led_to: dict[int, int]
@@ -69,3 +70,18 @@ def test_where_the_log_has_failed_only_a_point_that_leads_no_further_is_saved(
         header = store.header()
         assert header is not None
         assert (header.next_chunk_index, header.log_offset) == (want, log.offset)
+
+
+def test_a_cut_before_the_newest_chunk_is_saved_where_the_log_failed_after_that_chunk_was_saved(
+    tmp_path: Path,
+) -> None:
+    store, log = SnapshotStore(tmp_path / "snapshot"), FailingLog(in_save=False)
+    points = SavedResumePoints(store=store, log=tmp_path / "log", run_id="", identity=())
+    wait = points.begin(before(5), log=log)
+    log.fill()
+    wait()
+    cut = replace(before(5), is_cut=True)
+    points.begin(cut, log=log)()
+    loaded = store.load(ResumePoint)
+    assert loaded is not None
+    assert loaded[1].is_cut

@@ -14,6 +14,7 @@ import torch
 from scope_contracts.errors import SnapshotError
 from scope_lab.sample_log import opened, planned
 from scope_rt.record import snapshot, stream_log
+from scope_rt.record.log import NullLog
 from scope_rt.record.snapshot import SnapshotStore, look
 from scope_rt.record.stream_log import StreamLog
 from tests.record.snapshots import HEADER, STATE, Method, State, saved
@@ -69,6 +70,30 @@ def test_a_save_that_stalls_is_named_and_never_replaces_the_one_before(
     stalled_disk.stalls.clear()
     store._disk.settle(timeout_s=20)
     assert {path: path.read_bytes() for path in (tmp_path / "s").iterdir()} == before
+
+
+def test_a_removal_that_stalls_is_named_and_removes_nothing_later(
+    tmp_path: Path, stalled_disk: StalledDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = saved(tmp_path / "s")
+    tensors = {path for path in (tmp_path / "s").iterdir() if not path.name.startswith("state")}
+    assert tensors
+    monkeypatch.setattr(os, "unlink", stalled_disk.waiting(os.unlink))
+    stalled_disk.stalls.set()
+    with pytest.raises(
+        SnapshotError, match=r"cannot remove .* \(no answer from the disk for 0.5 s"
+    ):
+        store.clear()
+    stalled_disk.back.set()
+    stalled_disk.stalls.clear()
+    store._disk.settle(timeout_s=20)
+    assert tensors == set((tmp_path / "s").iterdir()), "another process may use them by now"
+
+
+def test_a_state_is_saved_though_nobody_waits_where_no_log_is_kept(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "s")
+    store.begin(HEADER, STATE, log=NullLog())
+    assert store.header() is not None
 
 
 def test_a_state_is_saved_once_its_log_is_written_and_names_its_end(tmp_path: Path) -> None:
