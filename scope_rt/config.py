@@ -182,8 +182,8 @@ class RecoveryConfig(_Part):
     snapshot: Path | None = _setting(None)
     """A folder in which rank0 saves its resume point with every chunk; it needs a log."""
     resume: bool | None = _setting(None)
-    """Whether to resume the stream of `snapshot`, or to replace it. None resumes what this run's
-    ranks saved, and refuses to replace another stream, also one of which only `log` is there."""
+    """Whether to resume the stream of `snapshot`, or to replace it; None resumes what this run's
+    ranks saved. But for False no stream is replaced, also none of which only `log` is there."""
     max_restarts: int = _setting(3, bounds=Bounds(least=0))
     """Starts in a row that may bring the stream no further, after the first one."""
     fallback_tp: int | None = _setting(None, bounds=_POSITIVE)

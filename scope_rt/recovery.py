@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
@@ -54,8 +55,10 @@ class Recovery:
         self._config = config
         self._store = None if config.snapshot is None else SnapshotStore(config.snapshot)
         self.resumed: Resumed | None = None
-        if self._store is not None and self._is_to_be_resumed(self._store):
-            self.resumed = EarlierStream(setup, self._store, instruments).found()
+        if self._store is not None:
+            with self._watched("reading what an earlier stream left"):
+                if self._is_to_be_resumed(self._store):
+                    self.resumed = EarlierStream(setup, self._store, instruments).found()
         own_check = _allow if config.resume is False else self._check_nothing_is_lost
         self._check_replaced = check_replaced or own_check
         self._log: Log = NullLog()
@@ -122,7 +125,6 @@ class Recovery:
             log=self._log_path,
             run_id=self._run_id,
             identity=identity(self._setup),
-            newest=-1 if self.resumed is None else self.resumed.point.counts.next_chunk_index,
         )
 
     @property
@@ -164,14 +166,15 @@ class Recovery:
         if self._config.log is None:
             return
         resumed = self.resumed
-        self._log = StreamLog(
-            self._log_path,
-            record_latents=self.records_latents,
-            resume=resumed is not None,
-            at_least=0 if resumed is None else resumed.log_offset,
-            check=self._check_replaced if resumed is None else _allow,
-            faults=self._instruments.faults,
-        )
+        with self._watched("opening the stream log"):
+            self._log = StreamLog(
+                self._log_path,
+                record_latents=self.records_latents,
+                resume=resumed is not None,
+                at_least=0 if resumed is None else resumed.log_offset,
+                check=self._check_replaced if resumed is None else _allow,
+                faults=self._instruments.faults,
+            )
         if resumed is None and self._store is not None:
             self._store.clear()  # not before: what is refused leaves it as it was
         if resumed is not None and resumed.unsaid is not None:
@@ -213,8 +216,15 @@ class Recovery:
         record = start_frame_record(frame, run_id=self._run_id)
         self._log.append(record, bytes(bytes_of(frame.latents)))
 
+    def _watched(self, what: str) -> AbstractContextManager[None]:
+        """A disk may take any time to read a long log, or never answer."""
+        return self._instruments.watchdog.section(what, is_bounded=False, ends_with_group=True)
+
     def _check_nothing_is_lost(self) -> None:
-        """Refuse to replace a stream that is there, unless this run's last start left it."""
+        """Refuse to replace a stream that is there.
+
+        A refusal must hold however often the ranks are started again: some launchers do so after
+        any error."""
         store, log = self._store, self._log_path
         header = None if store is None else store.header()
         if store is not None and header is not None and header.next_chunk_index > 0:
@@ -223,11 +233,9 @@ class Recovery:
                 f"resume=True continues it; to start anew, delete {store.folder} and {header.log}, "
                 "or give resume=False"
             )
-        if self._setup.environment.attempt or (store is not None and self._config.resume):
-            return
-        # A crash may come between the first chunk and its snapshot: that is no stream to keep.
+        # No crash leaves this: a first resume point is saved before any chunk.
         num_chunks = len(read_progress(log).shown)
-        if num_chunks > (0 if store is None else 1):
+        if num_chunks:
             raise UserInputError(
                 f"stream log {log}: is there already, of a stream of {num_chunks} chunks without a "
                 "snapshot to resume it from; choose another file, or to replace it, delete it or "

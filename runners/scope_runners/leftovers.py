@@ -64,8 +64,8 @@ def check_nothing_is_lost(
 def check_record_is_new(job: StreamJob) -> None:
     """Refuse to replace a recording, but for what a lost start of this run left.
 
-    A crash may come between the first chunk and its resume point; with a second chunk, or at the
-    first start, it is another stream's.
+    That has logged no chunk: a first resume point is saved before any. With one, or at the first
+    start, it is another stream's.
 
     Raises:
         UserInputError: naming the file.
@@ -73,7 +73,7 @@ def check_record_is_new(job: StreamJob) -> None:
     record, is_restart = job.files.record, job.setup.environment.attempt > 0
     if record is None or not record.exists() or not record.stat().st_size:
         return
-    if not (is_restart and len(read_progress(record).shown) < 2):
+    if not is_restart or read_progress(record).shown:
         raise UserInputError(
             f"--record {record} is there already; choose another file, or delete it"
         )

@@ -1,23 +1,29 @@
 """A stream that lost everything but its log and snapshot resumes: no chunk twice, none missing."""
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import SnapshotError, UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.instruments import Instruments
 from scope_rt.mesh.loaded import MeshResumePoint
 from scope_rt.mesh.rank import Rank
+from scope_rt.record.log_disk import resume_log
 from scope_rt.record.reader import read_history
 from scope_rt.record.snapshot import look
+from scope_rt.record.snapshot_folder import SnapshotFolder
+from scope_rt.resumed import EarlierStream
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
+from scope_rt.watchdog import Watchdog
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
 
 NUM_CHUNKS = 9
@@ -76,6 +82,21 @@ def resumed(place: Path, folder: Path, *, num_acknowledged: int) -> list[Chunk]:
         return list(
             session.stream("none", num_chunks=NUM_CHUNKS, acknowledged=lambda: num_acknowledged)
         )
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+def noting(note: Callable[[], None], call: Callable[..., int]) -> Callable[..., int]:
+    def noted(*arguments: Any, **more: Any) -> int:
+        note()
+        return call(*arguments, **more)
+
+    return noted
 
 
 def files_of(place: Path) -> dict[Path, bytes]:
@@ -253,16 +274,33 @@ def test_who_looks_at_an_earlier_stream_may_replace_it(folder: Path, tmp_path: P
     assert len(read_history(tmp_path / "log").finished) == 1
 
 
-@pytest.mark.parametrize("snapshot", [None, "new"])
+@pytest.mark.parametrize(
+    ("snapshot", "resume", "attempt", "num_chunks"),
+    [
+        (None, None, 0, 1),
+        ("new", None, 0, 1),
+        ("new", True, 0, 1),
+        (None, None, 1, 1),
+        ("new", None, 1, 1),
+    ],
+)
 def test_a_log_without_its_snapshot_is_replaced_only_where_resume_says_so(
-    folder: Path, tmp_path: Path, snapshot: str | None
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    snapshot: str | None,
+    resume: bool | None,
+    attempt: int,
+    num_chunks: int,
 ) -> None:
-    lost_after(tmp_path, folder, num_shown=2, num_acknowledged=2, snapshot=None)
+    """Neither a folder that is misspelt nor a launcher that tries again makes it worth less."""
+    lost_after(tmp_path, folder, num_shown=num_chunks, num_acknowledged=1, snapshot=None)
     before = files_of(tmp_path)
     place = None if snapshot is None else tmp_path / snapshot
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
     with (
-        pytest.raises(UserInputError, match=r"log: is there already, of a stream of 2 chunks"),
-        StreamSession(kept_in(tmp_path, folder, snapshot=place)) as session,
+        pytest.raises(UserInputError, match=f"log: is there already, of a stream of {num_chunks} "),
+        StreamSession(kept_in(tmp_path, folder, snapshot=place, resume=resume)) as session,
     ):
         session.stream("a red circle", num_chunks=1)
     assert files_of(tmp_path) == before
@@ -270,12 +308,38 @@ def test_a_log_without_its_snapshot_is_replaced_only_where_resume_says_so(
         assert len(list(session.stream("a red circle", num_chunks=1))) == 1
 
 
-def test_a_log_that_a_crash_left_before_the_first_snapshot_is_replaced(
-    folder: Path, tmp_path: Path
+def test_no_chunk_is_logged_before_a_first_resume_point_is_saved(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1, snapshot=None)
+    """A log of one chunk is a stream as any other: no crash leaves that without a snapshot."""
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(SnapshotError),
+        StreamSession(kept_in(tmp_path, folder)) as session,
+    ):
+        patch.setattr(SnapshotFolder, "write", raising(OSError(errno.EIO, "Input/output error")))
+        next(session.stream("a red circle"))
+    assert not read_history(tmp_path / "log").finished
     with StreamSession(kept_in(tmp_path, folder)) as session:
         assert len(list(session.stream("a red circle", num_chunks=1))) == 1
+
+
+def test_what_is_read_and_opened_of_an_earlier_stream_is_watched(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that does not answer is told of, and holds up no rank whose group has failed."""
+    lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1)
+    watchdog, watched = Watchdog(), list[str]()
+
+    def note(*_: object) -> None:
+        watched.extend(each.what for each in watchdog._sections if each.ends_with_group)
+
+    monkeypatch.setattr(EarlierStream, "_check_latents", note)
+    monkeypatch.setattr("scope_rt.record.stream_log.resume_log", noting(note, resume_log))
+    instruments = Instruments(watchdog=watchdog)
+    with StreamSession(kept_in(tmp_path, folder, resume=True), instruments=instruments) as session:
+        list(session.stream("none", num_chunks=1))
+    assert watched == ["reading what an earlier stream left", "opening the stream log"]
 
 
 def test_a_second_stream_of_one_session_is_no_other_stream(folder: Path, tmp_path: Path) -> None:
