@@ -7,6 +7,7 @@ import pytest
 
 from scope_runners.break_it.cases.ranks import Phase
 from scope_runners.break_it.scenario import DEAD_S, RESUME_S, Role
+from scope_runners.break_it.verdict import Result
 from tests.break_it.broken import Broken
 
 RANKS = {Role.RANK0: 0, Role.LEADER: 1, Role.FOLLOWER: 2}
@@ -31,7 +32,17 @@ IN_THE_SUITE = [
     ],
 )
 def test_the_stream_survives_a_killed_rank(broken: Broken, role: Role, phase: Phase) -> None:
-    result = broken(f"kill/{role}/{phase}")
+    check_survives(broken(f"kill/{role}/{phase}"), role)
+
+
+@pytest.mark.parametrize(
+    "role", [Role.RANK0, pytest.param(Role.LEADER, marks=pytest.mark.lab), Role.FOLLOWER]
+)
+def test_so_does_one_that_began_with_a_picture_that_is_gone(broken: Broken, role: Role) -> None:
+    check_survives(broken(f"kill-picture/{role}"), role)
+
+
+def check_survives(result: Result, role: Role) -> None:
     assert result.ends[RANKS[role]] == "killed"
     assert result.detected_s is not None
     assert result.detected_s < DEAD_S

@@ -54,6 +54,13 @@ def test_what_no_model_computes_is_refused_by_rank0_at_any_level(broken: Broken,
     assert (result.num_chunks, result.detected_chunks) == (3, 0)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_another_start_frame_than_was_encoded_is_never_shown(broken: Broken, level: str) -> None:
+    result = broken(f"start-picture/{level}")
+    assert said(result, 0).startswith("IntegrityError: chunk 0: rank 0: latents of the start frame")
+    assert (result.num_chunks, result.detected_chunks) == (0, 0)
+
+
 @pytest.mark.parametrize("name", ["weight-flip", "modulation-swap"])
 def test_by_default_a_changed_state_is_found_within_m_chunks(suite: Suite, name: str) -> None:
     result = suite.run(case_named(f"{name}/default"))

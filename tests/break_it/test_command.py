@@ -40,7 +40,7 @@ def test_a_fault_is_found_by_number_by_name_and_by_the_beginning_of_its_name() -
     assert names == [case.name for case in chosen(["stop"])]
     assert len(names) == 3
     assert chosen(["stop/leader", "18"])[0].name == "stop/leader"
-    assert len(chosen(["17", "kill/rank0"])) == 12
+    assert len(chosen(["17", "kill/rank0"])) == 15
 
 
 def test_every_name_stands_once_and_fits_its_column() -> None:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from scope_contracts.errors import ScopeError
 from scope_rt.models.loading import ModelFolder
 from scope_rt.models.recipe import Recipe
@@ -27,6 +30,7 @@ from scope_runners.launcher import launch_attempts
 from scope_runners.rank_group import Attempt
 
 MOST_RESTARTS = 2
+_START_PICTURE = np.linspace(0, 255, 64 * 64 * 3).astype(np.uint8).reshape(64, 64, 3)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,10 +147,9 @@ class Driver:
         self._num_runs += 1
         folder = self.folder / f"run{self._num_runs:03}"
         folder.mkdir(parents=True)
-        recomputes = scenario.script.recomputes_always
-        return RankJob(
+        job = RankJob(
             model=self.model,
-            family=self.recomputing_family if recomputes else self.family,
+            family=self._family_of(scenario.script),
             plan=str(scenario.topology.plan_id),
             tp=scenario.topology.tp_degree,
             parts=self.parts,
@@ -154,6 +157,17 @@ class Driver:
             folder=str(folder),
             **{each.name: getattr(scenario, each.name) for each in fields(RunOptions)},
         )
+        if scenario.script.has_start_frame:
+            Image.fromarray(_START_PICTURE).save(job.image)
+        return job
+
+    def _family_of(self, script: Script) -> str | None:
+        if script.recomputes_always:
+            return self.recomputing_family
+        if not script.has_start_frame or self.recipe.start_frame:
+            return self.family
+        model = ModelFolder.open(self.model, self.family)
+        return _family_file(model, framewise_recipe(self.recipe), self.folder / "framewise.toml")
 
     def _environ(
         self, scenario: Scenario, job: RankJob, disarmed: list[Detector]
@@ -179,10 +193,28 @@ def recomputing_family(model: ModelFolder, given: str | None, into: Path) -> str
     if not recipe.clean_pass:
         return given
     context_frames = max(1, recipe.window_frames - recipe.frames_per_block)
-    file = into / "recomputing.toml"
-    recomputing = replace(model.layout.family, recipe=recompute_recipe(recipe, context_frames))
-    file.write_text(recomputing.to_toml())
+    recomputing = recompute_recipe(recipe, context_frames)
+    return _family_file(model, recomputing, into / "recomputing.toml")
+
+
+def _family_file(model: ModelFolder, recipe: Recipe, file: Path) -> str:
+    file.write_text(replace(model.layout.family, recipe=recipe).to_toml())
     return str(file)
+
+
+def framewise_recipe(recipe: Recipe) -> Recipe:
+    """The recipe that runs the same model as one of one latent frame a chunk, which may begin with
+    a picture."""
+    return replace(
+        recipe,
+        frames_per_block=1,
+        start_frame=True,
+        cache_upkeep=CacheUpkeep.CLEAN_PASS,
+        kv_cache_num_frames=0,
+        rollout_frames=0,
+        rollout_overlap=0,
+        new_text=NewText.KEEP_CACHE,
+    )
 
 
 def recompute_recipe(recipe: Recipe, context_frames: int) -> Recipe:

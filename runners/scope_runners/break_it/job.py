@@ -38,6 +38,9 @@ class Script:
     recomputes_always: bool = False
     """Whether the model is run as one that keeps its cache by recompute (R0a)."""
     kv_cache: str = "ring"
+    has_start_frame: bool = False
+    """Whether it begins with a picture, on the model run as one of one latent frame a chunk; the
+    file is gone once chunk 0 is shown."""
 
     def with_events(self, *events: ScriptEvent) -> "Script":
         """The same stream with more that is scheduled."""
@@ -97,6 +100,10 @@ class RankJob(RunOptions):
     @property
     def recording(self) -> Path:
         return Path(self.folder) / "stream.scope"
+
+    @property
+    def image(self) -> Path:
+        return Path(self.folder) / "start.png"
 
     @property
     def video(self) -> Path:

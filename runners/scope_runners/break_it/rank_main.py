@@ -78,6 +78,7 @@ def _stream(job: RankJob, environment: LaunchEnvironment, log: EventLog) -> None
         tp=job.differing_tp if differs else job.tp,
         seed=SEED,
         kv_cache=job.script.kv_cache,
+        image=job.image if job.script.has_start_frame else None,
         recompute=RecomputeMode.R0A if job.script.recomputes_always else None,
         log=job.recording,
         record_latents=job.records,
@@ -150,6 +151,7 @@ class _Rank0:
             sha256=sha256.hexdigest(),
         )
         self._num_acknowledged += 1
+        self._job.image.unlink(missing_ok=True)
         if chunk.chunk_index == self._job.hard_cut_after:
             self._cut = self._session.hard_cut()
         time.sleep(self._job.pause_s)

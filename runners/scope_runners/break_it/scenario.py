@@ -15,6 +15,7 @@ from scope_runners.break_it.job import RunOptions, Script
 from scope_runners.break_it.observation import LEFT, Observation
 
 A_STREAM = Script()
+WITH_START_FRAME = Script(has_start_frame=True)
 NOTHING_SET: Mapping[str, str] = {}
 FAULT_CHUNK = 3
 """The chunk at which faults happen: the cache is in use, and not yet full."""

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE
+from scope_contracts.envelope import CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, LATENTS_IN
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.faults import FaultPoint
 from scope_rt.topology import Topology
@@ -10,7 +10,14 @@ from scope_runners.break_it.cases.recompute import RECOMPUTED_ALWAYS
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.job import Script, ScriptEvent
 from scope_runners.break_it.numeric import NumericFault, cases_of, rank0
-from scope_runners.break_it.scenario import FAULT_CHUNK, IN_ORDER, PP0, Expected, refused_by
+from scope_runners.break_it.scenario import (
+    FAULT_CHUNK,
+    IN_ORDER,
+    PP0,
+    WITH_START_FRAME,
+    Expected,
+    refused_by,
+)
 
 
 def _refused(error: str, topology: Topology, level: IntegrityLevel) -> Expected:
@@ -76,6 +83,17 @@ CASES = cases_of(
         arguments={"name": CONTEXT_FRAMES_OVERRIDE, "by": 1.02},
         point=FaultPoint.PLANNED,
         script=RECOMPUTED_ALWAYS,
+    ),
+    _RANK0(
+        number=69,
+        name="start-picture",
+        description="the latents of the start frame change on rank0 after they were encoded",
+        layer=(Detector.KEPT,),
+        action="scale_tensor",
+        arguments={"name": LATENTS_IN, "by": 1.02},
+        point=FaultPoint.PLANNED,
+        chunk=0,
+        script=WITH_START_FRAME,
     ),
     _RANK0(
         number=65,

@@ -22,6 +22,7 @@ from scope_runners.break_it.scenario import (
     PP0,
     PP1_TP2,
     TP2,
+    WITH_START_FRAME,
     Case,
     Expected,
     Pace,
@@ -80,6 +81,12 @@ def _death(rank: int, phase: Phase, topology: Topology, pace: Pace) -> Fault:
             return kill(point=FaultPoint.ENTERED)
         case _:  # rank0 waits while the mesh works
             return kill(point=FaultPoint.SENDING, after_s=pace.chunk_s / 10)
+
+
+def _kill_with_start_frame(role: Role, topology: Topology, pace: Pace) -> Scenario | None:
+    """The picture is gone by then: the ranks that start again have its latents from the log."""
+    scenario = _kill(role, Phase.SEND, topology, pace)
+    return None if scenario is None else replace(scenario, script=WITH_START_FRAME)
 
 
 def _stop(role: Role, topology: Topology, pace: Pace) -> Scenario | None:
@@ -150,6 +157,14 @@ def _kills() -> Iterator[Case]:
                 default_topology=PP1_TP2,
                 build=partial(_kill, role, phase),
             )
+    for role in Role:
+        yield Case(
+            number=17,
+            name=f"kill-picture/{role}",
+            description=f"SIGKILL of the {role} of a stream that began with a picture",
+            default_topology=PP1_TP2,
+            build=partial(_kill_with_start_frame, role),
+        )
 
 
 PAUSE_S = 0.25
