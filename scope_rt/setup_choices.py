@@ -1,6 +1,6 @@
 """What a configuration leaves open is settled by launcher, devices and model, or refused."""
 
-from scope_contracts.cache_spec import CacheChoice, CacheKind, KVCacheSpec
+from scope_contracts.cache_spec import CacheChoice, KVCacheSpec
 from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.geometry import ChunkGeometry
@@ -115,16 +115,11 @@ def cache_spec_of(
         UserInputError: the cache does not suit the model or its share.
     """
     _, _, _, rows, columns = geometry.latent_shape(height, width)
-    heads = model.config.num_attention_heads
-    if heads % tp and cache.kind is CacheKind.H2O:  # heads of zeros attend to all frames alike
-        raise UserInputError(
-            f"kv_cache {cache} adds up what heads attend to, and the model's {heads} heads are not "
-            f"shared evenly by tp {tp}; use ring"
-        )
+    num_heads = model.config.cache_heads(tp, cache)
     try:
         return KVCacheSpec(
             num_layers=model.config.num_layers,
-            num_heads=model.config.heads_of_rank(tp) * tp,
+            num_heads=num_heads,
             head_dim=model.config.attention_head_dim,
             frame_tokens=rows * columns // 4,
             sink_frames=model.recipe.sink_frames,

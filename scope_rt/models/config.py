@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from scope_contracts.cache_spec import CacheChoice, CacheKind
 from scope_contracts.errors import UserInputError
 from scope_rt.tensor_files.config_file import read_config
 
@@ -31,6 +32,21 @@ class CausalWanConfig:
     def heads_of_rank(self, tp_degree: int) -> int:
         """Heads of each rank; where they do not come out even, the last rank's end with zeros."""
         return -(-self.num_attention_heads // tp_degree)
+
+    def cache_heads(self, tp_degree: int, cache: CacheChoice) -> int:
+        """Heads in the caches of all ranks together, zeros that fill up the last one included.
+
+        Raises:
+            UserInputError: there are such zeros, which attend to all frames alike, and `cache` adds
+                up what heads attend to.
+        """
+        if cache.kind is CacheKind.H2O and self.num_attention_heads % tp_degree:
+            raise UserInputError(
+                f"kv_cache {cache} adds up what heads attend to, and the model's "
+                f"{self.num_attention_heads} heads are not shared evenly by tp {tp_degree}; use "
+                "ring"
+            )
+        return self.heads_of_rank(tp_degree) * tp_degree
 
     def channels_of_rank(self, tp_degree: int) -> int:
         """Feed-forward channels of each rank, likewise."""

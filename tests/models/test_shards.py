@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import UserInputError
 from scope_rt.collectives import SoloCollectives
 from scope_rt.models.fingerprint import shard_digest
@@ -37,6 +38,14 @@ def test_the_last_rank_of_an_uneven_degree_is_filled_up(heads: int, degree: int,
     config = replace(CONFIG, num_attention_heads=heads)
     config.check_degree(degree)
     assert config.heads_of_rank(degree) == each
+    assert config.cache_heads(degree, CacheChoice.named("ring")) == degree * each
+
+
+def test_heads_of_zeros_are_refused_where_attention_is_added_up_and_only_there() -> None:
+    h2o = CacheChoice.named("h2o")
+    assert SIX_HEADS.cache_heads(3, h2o) == 6
+    with pytest.raises(UserInputError, match="6 heads are not shared evenly by tp 4; use ring"):
+        SIX_HEADS.cache_heads(4, h2o)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

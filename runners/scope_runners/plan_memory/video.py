@@ -42,18 +42,13 @@ class VideoRequirement:
 
     def __post_init__(self) -> None:
         self.size.check_degree(self.tp)
-        if self.spec.kind is CacheKind.H2O and self.size.num_attention_heads % self.tp:
-            raise UserInputError(
-                f"kv_cache {_named(self.spec)} adds up what heads attend to, and the model's "
-                f"{self.size.num_attention_heads} heads are not shared evenly by tp {self.tp}; use "
-                "ring"
-            )
+        self.size.cache_heads(self.tp, _choice(self.spec))
 
     @property
     def shared_spec(self) -> KVCacheSpec:
-        """`spec` with the heads that all ranks hold together, zeros that fill up the last one
-        included."""
-        return replace(self.spec, num_heads=self.size.heads_of_rank(self.tp) * self.tp)
+        """`spec` with the heads that all ranks hold together."""
+        num_heads = self.size.cache_heads(self.tp, _choice(self.spec))
+        return replace(self.spec, num_heads=num_heads)
 
     @property
     def shared_rows(self) -> RowFormat:
@@ -104,7 +99,7 @@ class VideoRequirement:
             name="cache",
             num_bytes=self.shared_spec.num_bytes(self.tp),
             because=f"{spec.num_layers} layers x {spec.batch} x {spec.capacity_tokens:,} tokens"
-            f" x {self.shared_rows.bytes_per_row:,} B ({_named(spec)})",
+            f" x {self.shared_rows.bytes_per_row:,} B ({_choice(spec)})",
         )
         yield MemoryLine(
             name="text keys and values",
@@ -210,5 +205,5 @@ def _taking_turns(
     return (line for line in lines if line is not smaller)
 
 
-def _named(spec: KVCacheSpec) -> str:
-    return str(CacheChoice(kind=spec.kind, codec=spec.codec))
+def _choice(spec: KVCacheSpec) -> CacheChoice:
+    return CacheChoice(kind=spec.kind, codec=spec.codec)
