@@ -182,10 +182,8 @@ class Server:
     def __init__(
         self, path: Path, *packages: Path, of: "Server | None" = None, first: str = ""
     ) -> None:
-        self.path = path
-        self.packages = packages
-        self._of = of
-        self._first = first
+        self.path, self.packages = path, packages
+        self._of, self._first = of, first
         self._process: subprocess.Popen[bytes] | Process | None = None
         self._input = -1
 
@@ -253,12 +251,6 @@ def warm_launchers() -> None:
     """From here on, launchers of this process fork their fork servers from the warm one."""
     own: Any = fork_server
     own.subprocess = SimpleNamespace(Popen=Process, TimeoutExpired=subprocess.TimeoutExpired)
-
-
-def _warm_torchrun() -> None:
-    """From here on, torchrun in this process forks its ranks from the warm server."""
-    handler: Any = import_module(_STARTS_RANKS)
-    handler.Popen = Process
 
 
 def _keep_operators() -> None:
@@ -393,7 +385,8 @@ def _main(path: str) -> None:
     for module in PRELOADED:
         import_module(module)
     warm_launchers()
-    _warm_torchrun()
+    torchrun: Any = import_module(_STARTS_RANKS)
+    torchrun.Popen = Process
     _keep_operators()
     serve(path)
 
