@@ -145,17 +145,19 @@ class VideoRequirement:
             )
 
     def _more_ranks(self) -> Option:
-        heads, ffn_dim = self.size.num_attention_heads, self.size.ffn_dim
-        # Others are taken too, but pay for zeros that fill up the last rank.
-        degrees = [n for n in range(self.tp + 1, heads + 1) if heads % n == 0 and ffn_dim % n == 0]
+        is_alone = self.plan_id is PlanId.SINGLE
+        plan_id = PlanId.TP_V1_1 if is_alone else self.plan_id
+        changed = {}
+        for tp in self.size.degrees:
+            try:
+                if tp > self.tp:
+                    changed[tp] = replace(self, tp=tp, plan_id=plan_id)
+            except UserInputError:
+                continue  # heavy hitters refuse heads that are not shared evenly
         return Option(
-            flag=f"--plan {PlanId.TP_V1_1} --tp" if self.plan_id is PlanId.SINGLE else "--tp",
-            values=degrees,
-            changed_to=lambda tp: replace(
-                self,
-                tp=tp,
-                plan_id=PlanId.TP_V1_1 if self.plan_id is PlanId.SINGLE else self.plan_id,
-            ),
+            flag=f"--plan {plan_id} --tp" if is_alone else "--tp",
+            values=list(changed),
+            changed_to=changed.__getitem__,
         )
 
     def _fewer_bits(self) -> Option:

@@ -18,7 +18,7 @@ from scope_rt.lm.specs.state_format import StateFormat
 from scope_runners.plan_memory.control import ControlSize
 from scope_runners.plan_memory.gpus import GPUS, gpu_named
 from scope_runners.plan_memory.model_size import WanSize
-from scope_runners.plan_memory.plan import fitting_changes
+from scope_runners.plan_memory.plan import fits, fitting_changes
 from scope_runners.plan_memory.serving import ServingRequirement
 from scope_runners.plan_memory.video import VideoRequirement
 
@@ -183,15 +183,23 @@ def test_every_answer_fits_and_a_smaller_window_would_not_have_been_needed(gigab
 
 
 def test_where_one_change_is_not_enough_the_answer_names_several() -> None:
-    assert fitting_changes(video(batch=8), 24 * GB) == (
-        "--tp 8 --kv-cache quantized:int8",
-        "--tp 8 --window 13",
-        "--tp 8 --batch 5",
-    )
     assert fitting_changes(video(batch=8), 8 * GB) == (
-        "--tp 8 --kv-cache quantized:int4 --batch 1",
+        "--tp 40 --kv-cache quantized:int8",
+        "--tp 40 --window 17",
+        "--tp 40 --batch 6",
     )
     assert fitting_changes(video(), GB) == (), "weights alone are more"
+
+
+def test_ranks_that_share_heads_unevenly_are_advised_where_they_stream() -> None:
+    """40 heads on 14 ranks are 3 each, and zeros on the last one; heavy hitters refuse that."""
+    requirement, room = video(batch=8), 24 * GB
+    assert fitting_changes(requirement, room) == ("--tp 14",)
+    assert not any(fits(replace(requirement, tp=tp), room) for tp in WAN_14B.degrees if tp < 14)
+    scored = replace(requirement, spec=replace(requirement.spec, kind=CacheKind.H2O))
+    assert fitting_changes(scored, room) == ("--tp 20",)
+    with pytest.raises(UserInputError, match="40 heads are not shared evenly by tp 14; use ring"):
+        replace(scored, tp=14)
 
 
 @pytest.mark.parametrize("storage", [Contiguous(), Paged(block_size=256)])
