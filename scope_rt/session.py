@@ -107,7 +107,7 @@ class StreamSession:
             if point is None:
                 self._rank.start()
             else:
-                position = point.position(setup.settings).planner.position
+                position = point.counts.position
                 # Followers rebuild a decoder; what is pending is for rank0's consumer alone.
                 tail = point.tail.trimmed(num_pending=0, num_frames=setup.num_tail_frames)
                 self._rank.start(MeshResumePoint(position=position, tail=tail))

@@ -20,7 +20,7 @@ from scope_lab.sample_log import durable, finished, opened
 from scope_rt.config import StreamConfig
 from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.planner import Planner, StreamSettings
-from scope_rt.control.resume_point import PendingChunk, PlannedCounts, ResumePoint
+from scope_rt.control.resume_point import PendingChunk, ResumePoint
 from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.control.tail import StreamTail, TailChunk
 from scope_rt.models.recipe import Recipe
@@ -165,6 +165,7 @@ class _Stream:
     def next(self, latents: Tensor) -> ResumePoint:
         """After a chunk more."""
         envelope, self._planner = self._planner.next(hard_cut=False, new_text=False)
+        counts = self._planner.counts
         chunk = TailChunk(
             start_frame=envelope.current_start_frame,
             latents=latents,
@@ -175,19 +176,13 @@ class _Stream:
             num_pending=len(self._pending), num_frames=NUM_TAIL_FRAMES
         )
         return ResumePoint(
-            counts=PlannedCounts(
-                next_call_id=self._planner.next_call_id,
-                next_chunk_index=self._planner.next_chunk_index,
-                cache_epoch=self._planner.cache_epoch,
-                next_start_frame=self._planner.next_start_frame,
-                chunks_in_epoch=self._planner.chunks_in_epoch,
-            ),
+            counts=counts,
             conditioning=self._text,
             transition=None,
             asked_again=(),
-            first_scheduled=self._planner.next_chunk_index,
+            first_scheduled=counts.next_chunk_index,
             later=self._later,
-            num_acknowledged=self._planner.next_chunk_index - len(self._pending),
+            num_acknowledged=counts.next_chunk_index - len(self._pending),
             pending=tuple(self._pending),
             tail=self._tail,
         )

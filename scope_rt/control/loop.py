@@ -106,7 +106,7 @@ class StreamLoop:
     @property
     def last_planned_chunk(self) -> int:
         """-1 before the first."""
-        return self._pipeline.position.planner.next_chunk_index - 1
+        return self._pipeline.position.planner.counts.next_chunk_index - 1
 
     def begin(self) -> None:
         """Count chunks from here; what the consumer was given before is acknowledged.
@@ -192,7 +192,7 @@ class StreamLoop:
             and self._delivery.wants_more(pipeline.num_under_way)
         ):
             # A chunk whose context is still on its way waits; what is asked for meanwhile counts.
-            index = pipeline.position.planner.next_chunk_index
+            index = pipeline.position.planner.counts.next_chunk_index
             taken = self.inbox.take(index, unless=pipeline.must_wait)
             if taken is None:
                 return

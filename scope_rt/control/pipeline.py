@@ -80,7 +80,7 @@ class Pipeline:
             plan_id=planner.settings.plan_id,
             frames_per_block=planner.settings.recipe.frames_per_block,
             recaches=planner.settings.recipe.recaches,
-            position=planner.position,
+            position=planner.counts.position,
         )
         self._plan_check = None
         if stages.values is not None:
@@ -131,7 +131,7 @@ class Pipeline:
         """
         start_ns, stages, plan_check = time.perf_counter_ns(), self._stages, self._plan_check
         faults, checks = self._instruments.faults, self._instruments.checks
-        index = self.position.planner.next_chunk_index
+        index = self.position.planner.counts.next_chunk_index
         watched = self._instruments.watchdog.section("planning", chunk=index)
         with self._instruments.trace.span("plan", track="control"), watched:
             envelope, following = self.position.next(directive)
@@ -265,7 +265,7 @@ class Pipeline:
         """Another stream begins, with a hard cut: what is still in flight is dropped."""
         self.delivered()
         if self.in_flight:
-            self._first_epoch = self.position.planner.cache_epoch + 1
+            self._first_epoch = self.position.planner.counts.cache_epoch + 1
 
     def delivered(self) -> None:
         """The consumer gets the chunk that was received: its place is free."""
@@ -275,13 +275,13 @@ class Pipeline:
         """Receive what is in flight, which cannot be stopped, and tell the mesh to end."""
         while self.in_flight:
             self._collect(self.in_flight.popleft())
-        planner = self.position.planner
+        planner, counts = self.position.planner, self.position.planner.counts
         self._stages.mesh.shutdown(
             shutdown_envelope(
                 plan_id=planner.settings.plan_id,
-                call_id=planner.next_call_id,
-                chunk_index=max(0, planner.next_chunk_index - 1),
-                cache_epoch=max(0, planner.cache_epoch),
+                call_id=counts.next_call_id,
+                chunk_index=max(0, counts.next_chunk_index - 1),
+                cache_epoch=max(0, counts.cache_epoch),
             )
         )
 

@@ -31,17 +31,14 @@ class StreamSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planner:
-    """The position of a stream; `next` gives the plan of a chunk and the position after it."""
+class PlannedCounts:
+    """How far a stream is planned; the defaults stand before its first chunk."""
 
-    settings: StreamSettings
     next_call_id: int = 0
     next_chunk_index: int = 0
     cache_epoch: int = -1
     next_start_frame: int = 0
     chunks_in_epoch: int = 0
-    holds_cache: bool = True
-    """False after ranks were started again: the mesh has no cache until one is rebuilt."""
 
     @property
     def position(self) -> StreamPosition:
@@ -53,12 +50,32 @@ class Planner:
             next_start_frame=self.next_start_frame,
         )
 
+    def cut_before(self, chunk_index: int) -> "PlannedCounts":
+        """Those of a stream that continues before an earlier chunk, by a hard cut."""
+        return replace(
+            self,
+            next_call_id=self.next_call_id - self.next_chunk_index + chunk_index,
+            next_chunk_index=chunk_index,
+            next_start_frame=0,
+            chunks_in_epoch=0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planner:
+    """A stream between two plans; `next` gives the plan of a chunk and the planner after it."""
+
+    settings: StreamSettings
+    counts: PlannedCounts = PlannedCounts()
+    holds_cache: bool = True
+    """False after ranks were started again: the mesh has no cache until one is rebuilt."""
+
     def recomputes(self, *, hard_cut: bool, asked: bool, new_text: bool) -> bool:
         """Whether the next chunk would rebuild the cache, and so needs all chunks before it."""
         if self._cuts(hard_cut):
             return False
-        due = self.chunks_in_epoch % self.settings.recompute_every == 0
-        due = due or self.settings.recipe.rolls_at(self.next_start_frame)
+        due = self.counts.chunks_in_epoch % self.settings.recompute_every == 0
+        due = due or self.settings.recipe.rolls_at(self.counts.next_start_frame)
         recached = new_text and self.settings.recipe.recaches
         return asked or due or recached or not self.holds_cache
 
@@ -70,16 +87,16 @@ class Planner:
         The first chunk of a stream is a hard cut whatever is asked for. `bias` is the resting one
         where it is not given.
         """
-        settings, recipe = self.settings, self.settings.recipe
+        settings, recipe, counts = self.settings, self.settings.recipe, self.counts
         cut = self._cuts(hard_cut)
         rebuild = self.recomputes(hard_cut=hard_cut, asked=recompute, new_text=new_text)
-        epoch = self.cache_epoch + cut
-        start_frame = 0 if cut else self.next_start_frame
+        epoch = counts.cache_epoch + cut
+        start_frame = 0 if cut else counts.next_start_frame
         timesteps = self._timesteps(cut=cut)
         envelope = PPEnvelope(
             plan_id=settings.plan_id,
-            call_id=self.next_call_id,
-            chunk_index=self.next_chunk_index,
+            call_id=counts.next_call_id,
+            chunk_index=counts.next_chunk_index,
             cache_epoch=epoch,
             kind=MessageKind.INFER,
             init_cache=cut,
@@ -96,26 +113,24 @@ class Planner:
             width=settings.width,
             base_seed=settings.base_seed,
         )
-        following = replace(
-            self,
-            next_call_id=self.next_call_id + 1,
-            next_chunk_index=self.next_chunk_index + 1,
+        following = PlannedCounts(
+            next_call_id=counts.next_call_id + 1,
+            next_chunk_index=counts.next_chunk_index + 1,
             cache_epoch=epoch,
             next_start_frame=start_frame + recipe.frames_per_block,
-            chunks_in_epoch=1 if cut else self.chunks_in_epoch + 1,
-            holds_cache=True,
+            chunks_in_epoch=1 if cut else counts.chunks_in_epoch + 1,
         )
-        return envelope, following
+        return envelope, Planner(settings=settings, counts=following)
 
     def _timesteps(self, *, cut: bool) -> tuple[float, ...]:
         """Of the next chunk: none of a start frame, and an epoch's first of the chunk after it."""
         recipe, begins_with = self.settings.recipe, self.settings.start_frame
-        if begins_with and self.next_chunk_index == 0:
+        if begins_with and self.counts.next_chunk_index == 0:
             return ()
-        is_first = cut or (begins_with and self.next_chunk_index == 1)
+        is_first = cut or (begins_with and self.counts.next_chunk_index == 1)
         return recipe.first_chunk_timesteps if is_first else recipe.timesteps
 
     def _cuts(self, hard_cut: bool) -> bool:
         """A lost cache that no context can rebuild leaves only a new epoch."""
         beyond_repair = not self.holds_cache and self.settings.recipe.context_frames == 0
-        return hard_cut or self.cache_epoch < 0 or beyond_repair
+        return hard_cut or self.counts.cache_epoch < 0 or beyond_repair

@@ -8,32 +8,11 @@ from scope_contracts.envelope import PPEnvelope
 from scope_rt.control.chunk import Arrived
 from scope_rt.control.inbox import Conditioning, Directive, ScheduledDirective
 from scope_rt.control.pipeline import Pipeline
-from scope_rt.control.planner import Planner, StreamSettings
+from scope_rt.control.planner import PlannedCounts, Planner, StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.tail import StreamTail
 from scope_rt.control.transition import Transition
 from scope_rt.record.log import Log
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCounts:
-    """The counters of a `Planner`."""
-
-    next_call_id: int
-    next_chunk_index: int
-    cache_epoch: int
-    next_start_frame: int
-    chunks_in_epoch: int
-
-    def cut_before(self, chunk_index: int) -> "PlannedCounts":
-        """Those of a stream that continues before an earlier chunk, by a hard cut."""
-        return replace(
-            self,
-            next_call_id=self.next_call_id - self.next_chunk_index + chunk_index,
-            next_chunk_index=chunk_index,
-            next_start_frame=0,
-            chunks_in_epoch=0,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,17 +91,8 @@ class ResumePoint:
 
     def position(self, settings: StreamSettings) -> Position:
         """Where planning continues; the mesh holds no cache there."""
-        counts = self.counts
         return Position(
-            planner=Planner(
-                settings=settings,
-                next_call_id=counts.next_call_id,
-                next_chunk_index=counts.next_chunk_index,
-                cache_epoch=counts.cache_epoch,
-                next_start_frame=counts.next_start_frame,
-                chunks_in_epoch=counts.chunks_in_epoch,
-                holds_cache=False,
-            ),
+            planner=Planner(settings=settings, counts=self.counts, holds_cache=False),
             text=self.conditioning,
             transition=self.transition,
         )
@@ -166,13 +136,15 @@ def resume_point(
     """
     lost = pipeline.lost_by_a_restart if cut_before is None else ()
     position = lost[0].before if lost else pipeline.position
+    counts = position.planner.counts
     planned = (
         ScheduledDirective(chunk_index=each.envelope.chunk_index, directive=each.directive)
         for each in lost
     )
-    first = max(first_scheduled, pipeline.position.planner.next_chunk_index)
+    first = max(first_scheduled, pipeline.position.planner.counts.next_chunk_index)
     return ResumePoint(
-        counts=_counts_of(position.planner, cut_before),
+        # A cut begins an epoch above all before it: none has index and epoch of a retracted chunk.
+        counts=counts if cut_before is None else counts.cut_before(cut_before),
         conditioning=position.text if cut_before is None else None,
         transition=position.transition if cut_before is None else None,
         asked_again=(*planned, *(each for each in to_come if each.chunk_index < first)),
@@ -191,19 +163,6 @@ def resume_point(
         tail=tail,
         is_cut=cut_before is not None,
     )
-
-
-def _counts_of(planner: Planner, cut_before: int | None) -> PlannedCounts:
-    """The epoch of a cut is above all before it, so that no chunk has the index and the epoch of
-    one that was retracted."""
-    counts = PlannedCounts(
-        next_call_id=planner.next_call_id,
-        next_chunk_index=planner.next_chunk_index,
-        cache_epoch=planner.cache_epoch,
-        next_start_frame=planner.next_start_frame,
-        chunks_in_epoch=planner.chunks_in_epoch,
-    )
-    return counts if cut_before is None else counts.cut_before(cut_before)
 
 
 class ResumePoints(Protocol):

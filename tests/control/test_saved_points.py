@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scope_rt.control.resume_point import PlannedCounts, ResumePoint
+from scope_rt.control.planner import PlannedCounts
+from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.control.tail import StreamTail
 from scope_rt.record.log import NullLog
