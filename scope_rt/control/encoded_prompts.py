@@ -2,6 +2,7 @@
 so that a slip is seen.
 """
 
+import threading
 from collections.abc import Callable
 
 import torch
@@ -27,27 +28,34 @@ class EncodedPrompts:
     def __init__(self, encoder: Callable[[], TextEncoder], level: IntegrityLevel) -> None:
         self._encoder, self._level = encoder, level
         self._kept: dict[str, Conditioning] = {}
+        self._encoding = threading.RLock()
+        """One thread encodes at a time: an encoder may take its weights to a device and back."""
 
     def of(self, prompt: str, instruments: Instruments) -> Conditioning:
-        """`prompt` and its embeddings.
+        """`prompt` and its embeddings; blocks while another thread encodes.
 
         Raises:
             UserInputError: the text encoder cannot read it, or it is too long to be logged.
             IntegrityError: the second time gave other embeddings.
         """
-        if prompt not in self._kept:
-            check_prompt(prompt)
-            while len(self._kept) >= _MOST_PROMPTS:
-                del self._kept[next(iter(self._kept))]
-            with instruments.watchdog.section("encoding a prompt"):  # which others are not told
-                self._kept[prompt] = self._new(prompt, instruments)
-        return self._kept[prompt]
+        if (kept := self._kept.get(prompt)) is not None:
+            return kept
+        check_prompt(prompt)
+        with self._encoding:
+            if (text := self._kept.get(prompt)) is None:
+                with instruments.watchdog.section("encoding a prompt"):  # others are not told which
+                    text = self._new(prompt, instruments)
+                while len(self._kept) >= _MOST_PROMPTS:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[prompt] = text
+            return text
 
     def first_again(self) -> tuple[str, str] | None:
         """Digests of a prompt's embeddings, encoded now and as they were first; None before any
         prompt."""
-        for text in list(self._kept.values())[:1]:  # another thread may add one
-            return sha256_of(self._encode(text.prompt)), text.embeds_sha256
+        with self._encoding:
+            for text in self._kept.values():
+                return sha256_of(self._encode(text.prompt)), text.embeds_sha256
         return None
 
     def clear(self) -> None:

@@ -31,7 +31,8 @@ class TextEncoder(Protocol):
     def __call__(self, prompts: Sequence[str], /) -> Tensor:
         """Embeddings `[B, text_len, text_dim]` of B prompts.
 
-        Blocks until they are there: it runs on rank0, on the thread of whoever changes the prompt.
+        Blocks until they are there: it runs on rank0, on the thread of whoever changes the prompt,
+        one call at a time.
 
         Raises:
             UserInputError: a prompt cannot be read; the sentence says what to change.
