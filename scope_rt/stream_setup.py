@@ -359,13 +359,13 @@ class StreamSetup:
         return self._prompts.of(prompt, instruments or Instruments())
 
     def rank_zero_parts(self) -> RankZeroParts:
-        """What rank0 makes pictures and embeddings with, to be verified; their weights are taken
-        to be right as they are now."""
+        """What rank0 makes pictures and embeddings with, to be verified; the codec's weights are
+        taken to be right as they are now."""
         return RankZeroParts(
             decoder=self.decoder,
             codec=self.codec_sizes,
             pixel_multiple=self.geometry.pixel_multiple,
-            weights=part_digests({"vae": self.codec, "text_encoder": self.text_encoder}),
+            weights=part_digests({"vae": self.codec}),
             encoded_again=self._prompts.first_again,
         )
 

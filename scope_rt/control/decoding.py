@@ -73,9 +73,9 @@ class Decoding:
             start_ns = time.perf_counter_ns()
 
     def close(self, last_chunk: int) -> None:
-        """Verify what is left to verify of codec and text encoder; raises `IntegrityError`."""
+        """Verify what is left to verify of the codec; raises `IntegrityError`."""
         if self._stages.pictures is not None:
-            with self._instruments.watchdog.section("verifying codec and text encoder"):
+            with self._instruments.watchdog.section("verifying the codec"):
                 self._stages.pictures.close(last_chunk)
 
     def _chunk(

@@ -1,9 +1,11 @@
 """Prompts and their embeddings: each is encoded once for use and, where numbers are verified, again
-so that a slip is seen.
+so that a slip is seen. Then all weights of the encoder are verified, before the prompt is used:
+they are gigabytes, and nothing else is made of them.
 """
 
 import threading
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from scope_contracts.log_records import MAX_PROMPT_BYTES
 from scope_rt.control.inbox import Conditioning
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
+from scope_rt.integrity.part_digests import part_digests
+from scope_rt.tensor_digests import TensorDigests
 from scope_rt.tensors import sha256_of
 from scope_rt.text.encoder import TextEncoder
 
@@ -32,11 +36,12 @@ class EncodedPrompts:
         """One thread encodes at a time: an encoder may take its weights to a device and back."""
 
     def of(self, prompt: str, instruments: Instruments) -> Conditioning:
-        """`prompt` and its embeddings; blocks while another thread encodes.
+        """`prompt` and its embeddings. A new prompt blocks while another thread encodes, while it
+        is encoded twice, and while the encoder's weights are read.
 
         Raises:
             UserInputError: the text encoder cannot read it, or it is too long to be logged.
-            IntegrityError: the second time gave other embeddings.
+            IntegrityError: a weight changed, or the second time gave other embeddings.
         """
         if (kept := self._kept.get(prompt)) is not None:
             return kept
@@ -59,15 +64,25 @@ class EncodedPrompts:
         return None
 
     def clear(self) -> None:
-        """Keep no embeddings."""
+        """Keep no embeddings, and nothing of the encoder."""
         self._kept.clear()
+        vars(self).pop("_weights", None)
+
+    @cached_property
+    def _weights(self) -> TensorDigests:
+        """Right as they are before the first prompt."""
+        return part_digests({"text_encoder": self._encoder()})
 
     def _new(self, prompt: str, instruments: Instruments) -> Conditioning:
+        verifies = self._level is not IntegrityLevel.OFF
+        weights = self._weights if verifies else None  # before they are used
         embeds = instruments.faults.reach(FaultPoint.ENCODED, -1, self._encode(prompt))
         text = Conditioning(prompt, embeds)
-        if self._level is IntegrityLevel.OFF:
+        if weights is None:
             return text
         where, again = f"prompt {shown(prompt)}", sha256_of(self._encode(prompt))
+        for name in weights.changed(weights.names):  # first: they are the cause
+            instruments.checks.text(where, f"weight {name}", now="another", noted="as it was")
         instruments.checks.text(
             where, "its embeddings, encoded again,", now=again, noted=text.embeds_sha256
         )

@@ -3,8 +3,8 @@
 Chunks are decoded again, bit for bit, by a second decoder with a memory of its own: each one in
 `strict`, one in `ROTATIONS` M by default, and each that shows one single value. The second decoder
 decodes along for as many chunks before its turn as a picture depends on, so that no chunk waits for
-more than two decodes. What both would do wrong alike is found elsewhere: weights of codec and text
-encoder are verified in rotation, all within M chunks. What has no digest (code, kernels, their
+more than two decodes. What both would do wrong alike is found elsewhere: weights of the codec are
+verified in rotation, all within M chunks. What has no digest (code, kernels, their
 switches, a table that is no tensor of a module) shows by what fixed latents, with each chunk that
 is decoded again, and the first prompt give: what they always gave.
 """
@@ -37,6 +37,7 @@ class RankZeroParts:
     pixel_multiple: int
     """Of which height and width must be multiples."""
     weights: TensorDigests
+    """Of the codec; the text encoder's are verified when it is used (`EncodedPrompts`)."""
     encoded_again: Callable[[], tuple[str, str] | None]
     """Digests of a prompt's embeddings, encoded now and as it was first; None without a prompt."""
 
