@@ -87,18 +87,7 @@ class EarlierStream:
         missing = unlogged(point, progress)
         if missing is not None:
             progress.add_shown(missing.envelope.chunk_index, missing.envelope.cache_epoch)
-        # A process that was killed before it saved where the stream continues without them.
-        next_chunk = point.counts.next_chunk_index
-        cut_at = progress.first_suspect(next_chunk=next_chunk, log_offset=header.log_offset)
-        unsaid = None
-        if self._setup.environment.wrong_is_unsaid and not progress.has_retracted:
-            first = progress.first_made
-            unsaid = _retraction_from(first, progress.shown)
-            progress.retractions += [] if unsaid is None else [unsaid]
-            cut_at = first if cut_at is None else min(first, cut_at)
-        if cut_at is not None:
-            num_shown = len(progress.shown.between(cut_at, next_chunk))
-            point = point.cut_before(cut_at, num_shown=num_shown, epoch=progress.last_epoch)
+        point, unsaid = self._cut(point, progress, header.log_offset)
         is_cut = point.is_cut
         if is_cut:
             point = self._after_cut(point, log)
@@ -113,6 +102,24 @@ class EarlierStream:
             unsaid=unsaid,
             start_frame=None if point.counts.next_chunk_index else start_frame_in(log),
         )
+
+    def _cut(
+        self, point: ResumePoint, progress: StreamProgress, log_offset: int
+    ) -> tuple[ResumePoint, Retraction | None]:
+        """The point without what a process retracted after byte `log_offset`, and was killed before
+        it saved that; and what none has retracted, which is in `progress` then."""
+        next_chunk = point.counts.next_chunk_index
+        cut_at = progress.first_suspect(next_chunk=next_chunk, log_offset=log_offset)
+        unsaid = None
+        if self._setup.environment.wrong_is_unsaid and not progress.has_retracted:
+            first = progress.first_made
+            unsaid = _retraction_from(first, progress.shown)
+            progress.retractions += [] if unsaid is None else [unsaid]
+            cut_at = first if cut_at is None else min(first, cut_at)
+        if cut_at is None:
+            return point, unsaid
+        num_shown = len(progress.shown.between(cut_at, next_chunk))
+        return point.cut_before(cut_at, num_shown=num_shown, epoch=progress.last_epoch), unsaid
 
     def _after_cut(self, point: ResumePoint, log: LogIndex) -> ResumePoint:
         """The point with what the log says was in effect at its cut, and asked for from there on.

@@ -24,13 +24,14 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Finished, Opened, Record
+from scope_lab.fresh_folder import fresh_folder
 from scope_lab.replay_process import replayed
 from scope_lab.two_hosts_report import HostReport, TwoHostsReport, table
 from scope_rt.environment_names import SECRET
 from scope_rt.models.loading import EMBEDDED
 from scope_rt.record.reader import StreamHistory, open_log, read_stream
 from scope_rt.topology import PIPELINED, Topology, plan_named
-from scope_runners.arguments import fresh_folder, positive, positive_number
+from scope_runners.arguments import positive, positive_number
 from scope_runners.break_it.cases.ranks import FAR_IS_SILENT, STORE_IS_SILENT
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED

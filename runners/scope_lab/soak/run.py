@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scope_contracts.envelope import PlanId
+from scope_lab.fresh_folder import fresh_folder
 from scope_lab.replay_process import replayed
 from scope_lab.soak.event_log import EventLog, acknowledged
 from scope_lab.soak.fault_injector import FaultInjector
@@ -23,7 +24,7 @@ from scope_lab.soak.job import HEARTBEAT_S, SoakJob
 from scope_lab.soak.report import report, table
 from scope_rt.models.loading import EMBEDDED, ModelFolder
 from scope_rt.topology import plan_named
-from scope_runners.arguments import fresh_folder, positive, positive_number, seed
+from scope_runners.arguments import positive, positive_number, seed
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
 from scope_runners.launcher import Progress, Restarts, chunks_saved, launch_attempts
