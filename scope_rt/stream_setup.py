@@ -290,9 +290,11 @@ class StreamSetup:
     @property
     def _begins_with_picture(self) -> bool:
         """Whether this start is a stream's first, as far as is known before its log is read: a
-        stream that is resumed needs its picture no more."""
-        is_first = not self.environment.attempt and not self.config.recovery.resume
-        return self.config.sampling.image is not None and is_first
+        stream that is resumed needs its picture no more. A run that torchrun was given a name for
+        may be an earlier one."""
+        started = self.environment
+        may_resume = started.attempt or started.run_id or self.config.recovery.resume
+        return self.config.sampling.image is not None and not may_resume
 
     def release_parts(self) -> None:
         """Let go of a text encoder that has read prompts, and of embeddings: who only starts ranks

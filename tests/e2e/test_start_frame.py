@@ -17,6 +17,7 @@ from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.log_entries import retracted_record
 from scope_rt.control.scheduled_event import ScheduledEvent
+from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.recipe_choices import NewText
 from scope_rt.record.reader import read_history, read_progress
 from scope_rt.record.snapshot import SnapshotStore
@@ -174,6 +175,19 @@ def test_a_resumed_stream_equals_one_that_rebuilds_its_cache_there(
     assert digests([*shown, *rest]) == want
     history = read_history(tmp_path / "log")
     assert [chunk.latents_sha256 for chunk in history.finished.values()] == want
+
+
+@pytest.mark.parametrize("found", [{"attempt": 1}, {"run_id": "night"}], ids=str)
+def test_a_start_that_may_resume_a_stream_does_not_ask_for_its_picture(
+    folder: Path, tmp_path: Path, found: dict[str, Any]
+) -> None:
+    config = StreamConfig.of(folder, plan="pp0", image=tmp_path / "gone.png")
+    started = LaunchEnvironment(launched=True, world_size=2)
+    with pytest.raises(UserInputError, match=r"gone\.png: cannot be read \(No such file"):
+        StreamSetup.of(config, started)
+    setup = StreamSetup.of(config, replace(started, **found))
+    with pytest.raises(UserInputError, match=r"gone\.png: cannot be read \(No such file"):
+        _ = setup.start_frame
 
 
 def retracted_at_the_picture(folder: Path, place: Path, picture: Path) -> None:
