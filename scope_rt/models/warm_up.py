@@ -33,6 +33,7 @@ def warm_up(
         schedule=generator.schedule,
         backend=generator.backend,
         noise=generator.noise,
+        positions=generator.positions,
         derived=NoDigests(),
     )
     dtype = TORCH_DTYPES[geometry.dtype]

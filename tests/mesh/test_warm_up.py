@@ -1,5 +1,6 @@
 """Ranks are ready when they are warm; what they warmed up with is no part of the stream."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from torch import Tensor
 
 from scope_rt.config import StreamConfig
+from scope_rt.models.chunk_attention import TurnInWindow
 from scope_rt.models.generator import ChunkGenerator
+from scope_rt.models.recipe_choices import Positions
 from scope_rt.session import StreamSession
-from tests.tiny_folder import KREA_RECIPE, tiny_folder, write_tiny_folder
+from tests.tiny_folder import KREA_RECIPE, RECIPE, tiny_folder, write_tiny_folder
 
 
 def streamed(folder: Path, **settings: object) -> list[Tensor]:
@@ -40,6 +43,25 @@ def test_a_model_that_rebuilds_its_cache_warms_that_up_too(
     warm = streamed(folder, warm_up=True)
     assert all(map(torch.equal, cold, warm))
     assert rebuilt == [*in_stream, KREA_RECIPE.kv_cache_num_frames, *in_stream]
+
+
+def test_attention_that_turns_queries_and_keys_is_warmed_up_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_window = replace(RECIPE, positions=Positions.IN_WINDOW)
+    folder, num_turned = write_tiny_folder(tmp_path / "model", in_window), list[int]()
+    turn = TurnInWindow.__call__
+
+    def counted(self: TurnInWindow, *rows: Tensor) -> tuple[Tensor, Tensor]:
+        num_turned[-1] += 1
+        return turn(self, *rows)
+
+    monkeypatch.setattr(TurnInWindow, "__call__", counted)
+    for warms_up in (False, True):
+        num_turned.append(0)
+        streamed(folder, warm_up=warms_up)
+    cold, warm = num_turned
+    assert warm > cold
 
 
 def test_on_a_cpu_nothing_is_warmed_up_unless_somebody_asks(
