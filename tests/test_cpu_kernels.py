@@ -2,8 +2,8 @@
 
 Modules marked `numeric` run again in a process of their own for every set of kernels that this
 processor can run besides its best one, with which the rest of the suite runs. In the suite these
-are the modules of streams, and of each test's cases every eighth and the last, but for two tests
-that import for seconds; in the laboratory all cases, and the modules of language models.
+are the modules of streams, and of each test's cases every twelfth and the last, but for three
+tests that import for seconds; in the laboratory all cases, and the modules of language models.
 """
 
 import os
@@ -32,7 +32,7 @@ OPTIONS = ["-q", "-x", "-m", "numeric", "-p", "no:cacheprovider", "-p", "no:xdis
 # flex compiles for seconds, and then calls the kernels that the other backends call too.
 ALL = ["-k", "not flex"]
 # What each imports, diffusers and the profiler, costs more than a fifth of all the others.
-SAMPLE = ["-k", "not flex and not equals_diffusers and not kernel_family"]
+SAMPLE = ["-k", "not flex and not equals_diffusers and not kernel_family and not cuda_kernel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def numeric_modules(*, of_streams: bool) -> list[str]:
 @pytest.mark.parametrize(
     ("of_streams", "step"),
     [
-        pytest.param(True, 8, id="sample"),
+        pytest.param(True, 12, id="sample"),
         pytest.param(True, 1, id="streams", marks=pytest.mark.lab),
         pytest.param(False, 1, id="lm", marks=pytest.mark.lab),
     ],

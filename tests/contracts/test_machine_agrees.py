@@ -288,7 +288,7 @@ def test_rank0_and_workers_never_disagree(machine: type[AnySequence]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=80,
+            max_examples=50,
             stateful_step_count=40,
             phases=[Phase.generate, Phase.shrink],  # to explain what failed takes minutes
         ),

@@ -30,12 +30,14 @@ def commands(guide: Path) -> list[str]:
     return [line for block in blocks(guide, "sh") for line in block.splitlines()]
 
 
-def save_files(guide: Path, folder: Path) -> None:
-    """Every Python block is a file, named in its first line."""
+def save_files(guide: Path, folder: Path, *, only: str = "") -> None:
+    """Every Python block is a file, named in its first line; or that of one name alone."""
     for block in blocks(guide, "python"):
         first = block.splitlines()[0]
         assert re.fullmatch(r"# \w+\.py", first), f"{guide.name}: a block begins with {first!r}"
-        (folder / first.removeprefix("# ")).write_text(block)
+        name = first.removeprefix("# ")
+        if name == only or not only:
+            (folder / name).write_text(block)
 
 
 def packages(source: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,45 +21,56 @@ from tests.guides.blocks import (
     save_files,
 )
 
+CACHE_POLICY = GUIDES / "your-own-cache-policy.md"
+BACKEND = GUIDES / "attention-backend-and-plan.md"
+ADDED = {
+    CACHE_POLICY: ("landmark_frames.py", "scope_rt/kv_cache"),
+    BACKEND: ("blocks.py", "scope_rt/attention"),
+}
 
-def changed_source(guide: Path, folder: Path, added: str, into: str) -> warm_python.Server:
-    """Processes with a copy of the packages, the guide's file in place and its patch applied."""
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warm_python.Server]:
+    """Processes with a copy of the packages, each guide's file in place and its patch applied."""
+    folder = tmp_path_factory.mktemp("changed")
     source = folder / "source"
     source.mkdir()
     for package in ("scope_rt", *PACKAGES[1:]):
         shutil.copytree(
             ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__")
         )
-    shutil.copy(folder / added, source / into / added)
-    (patch,) = blocks(guide, "diff")
-    command = ["git", "apply", "-"]
-    subprocess.run(command, input=patch, text=True, cwd=source, check=True, timeout=30)
-    return warm_python.Server(folder / "warm", *packages(source))
+    for guide, (added, into) in ADDED.items():
+        save_files(guide, source / into, only=added)
+        (patch,) = blocks(guide, "diff")
+        command = ["git", "apply", "-"]
+        subprocess.run(command, input=patch, text=True, cwd=source, check=True, timeout=30)
+    with warm_python.Server(folder / "warm", *packages(source)) as server:
+        yield server
 
 
 @pytest.mark.timeout(4 * TIMEOUT_S)
-def test_a_cache_policy_of_ones_own_streams_and_replays(tmp_path: Path) -> None:
-    guide = GUIDES / "your-own-cache-policy.md"
-    save_files(guide, tmp_path)
-    tried, *streamed = commands(guide)
+def test_a_cache_policy_of_ones_own_streams_and_replays(
+    changed: warm_python.Server, tmp_path: Path
+) -> None:
+    save_files(CACHE_POLICY, tmp_path)
+    tried, *streamed = commands(CACHE_POLICY)
     printed = run(tried, tmp_path)
-    assert f"prints `{printed.strip()}`" in guide.read_text()
-    with changed_source(guide, tmp_path, "landmark_frames.py", "scope_rt/kv_cache") as server:
-        printed = [run(command, tmp_path, server=server) for command in streamed][-1]
-        assert "landmarks:int8" in run("scope-rt inspect landmarks.scope", tmp_path, server=server)
+    assert f"prints `{printed.strip()}`" in CACHE_POLICY.read_text()
+    printed = [run(command, tmp_path, server=changed) for command in streamed][-1]
+    assert "landmarks:int8" in run("scope-rt inspect landmarks.scope", tmp_path, server=changed)
     assert printed.endswith("result     equal\n")
 
 
 @pytest.mark.timeout(4 * TIMEOUT_S)
-def test_an_attention_backend_of_ones_own_streams(tmp_path: Path) -> None:
-    guide = GUIDES / "attention-backend-and-plan.md"
-    save_files(guide, tmp_path)
-    tried, *streamed = commands(guide)
+def test_an_attention_backend_of_ones_own_streams(
+    changed: warm_python.Server, tmp_path: Path
+) -> None:
+    save_files(BACKEND, tmp_path)
+    tried, *streamed = commands(BACKEND)
     assert run(tried, tmp_path) == "True\nTrue\n"
-    with changed_source(guide, tmp_path, "blocks.py", "scope_rt/attention") as server:
-        stream, inspect = streamed
-        run(stream, tmp_path, server=server)
-        assert ", blocks, model " in run(inspect, tmp_path, server=server)
+    stream, inspect = streamed
+    run(stream, tmp_path, server=changed)
+    assert ", blocks, model " in run(inspect, tmp_path, server=changed)
 
 
 @pytest.mark.parametrize("guide", sorted(path.name for path in GUIDES.glob("*.md")))

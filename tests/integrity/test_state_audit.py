@@ -144,8 +144,8 @@ def test_an_unchanged_state_is_never_accused(kind: str, dtype: str) -> None:
     shown: list[Chunk] = []
     nothing = Change(FaultPoint.GENERATOR, AT, lambda generator: None)
     settings = {"integrity": "strict", "kv_cache": kind, "model": model_for(kind), "dtype": dtype}
-    stream(nothing, num_chunks=8, shown=shown, **settings)
-    assert len(shown) == 8
+    stream(nothing, num_chunks=6, shown=shown, **settings)
+    assert len(shown) == 6
 
 
 def test_without_the_audit_a_changed_state_is_shown() -> None:

@@ -8,9 +8,8 @@ import pytest
 from scope_lab.bench_load import RankLoad, config_of, is_within, main
 
 
-@pytest.mark.parametrize(
-    "options", [[], pytest.param(["--pt", "--dtype", "float32"], marks=pytest.mark.lab)]
-)
+@pytest.mark.lab
+@pytest.mark.parametrize("options", [[], ["--pt", "--dtype", "float32"]])
 def test_ranks_read_their_slices_once_and_hold_little_more(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
