@@ -1,7 +1,9 @@
 """Small random models for tests; not a test itself."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -42,7 +44,14 @@ GRID = (SIDE // 2, SIDE // 2)
 
 
 def random_model(dtype: torch.dtype = torch.float64, seed: int = 0) -> CausalWanModel:
-    """A model whose every parameter is random, norms and tables included."""
+    """A model whose every parameter is random, norms and tables included; `seed` is set."""
+    model = deepcopy(_drawn_model(dtype, seed))
+    torch.manual_seed(seed)
+    return model
+
+
+@cache
+def _drawn_model(dtype: torch.dtype, seed: int) -> CausalWanModel:
     torch.manual_seed(seed)
     model = CausalWanModel(CONFIG).to(dtype).requires_grad_(False)
     for p in model.parameters():

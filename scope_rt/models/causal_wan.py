@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from scope_rt.collectives import Collectives, SoloCollectives
 from scope_rt.models.config import CausalWanConfig
-from scope_rt.models.precision import WideLayerNorm, WideLinear, wide
+from scope_rt.models.precision import Linear, WideLayerNorm, WideLinear, wide
 from scope_rt.models.rope import rotate
 
 
@@ -92,10 +92,10 @@ class Attention(nn.Module):
     def __init__(self, config: CausalWanConfig, tp_degree: int) -> None:
         super().__init__()
         local = config.heads_of_rank(tp_degree) * config.attention_head_dim
-        self.to_q = nn.Linear(config.dim, local)
-        self.to_k = nn.Linear(config.dim, local)
-        self.to_v = nn.Linear(config.dim, local)
-        self.to_out = nn.ModuleList([nn.Linear(local, config.dim)])
+        self.to_q = Linear(config.dim, local)
+        self.to_k = Linear(config.dim, local)
+        self.to_v = Linear(config.dim, local)
+        self.to_out = nn.ModuleList([Linear(local, config.dim)])
         self.norm_q = AllHeadsNorm(local)
         self.norm_k = AllHeadsNorm(local)
 
@@ -112,9 +112,9 @@ class FeedForward(nn.Module):
         local = config.channels_of_rank(tp_degree)
         self.net = nn.ModuleList(
             [
-                nn.ModuleDict({"proj": nn.Linear(config.dim, local)}),
+                nn.ModuleDict({"proj": Linear(config.dim, local)}),
                 nn.Identity(),
-                nn.Linear(local, config.dim),
+                Linear(local, config.dim),
             ]
         )
 
@@ -192,7 +192,7 @@ def gated(x: Tensor, branch: Tensor, gate: Tensor) -> Tensor:
 
 
 class TwoLayer(nn.Module):
-    def __init__(self, in_dim: int, dim: int, *, kind: type[nn.Linear] = nn.Linear) -> None:
+    def __init__(self, in_dim: int, dim: int, *, kind: type[Linear] = Linear) -> None:
         super().__init__()
         self.linear_1 = kind(in_dim, dim)
         self.linear_2 = kind(dim, dim)
@@ -234,7 +234,7 @@ class CausalWanModel(nn.Module):
             Block(config, layer, self.group) for layer in range(config.num_layers)
         )
         self.scale_shift_table = _modulation_table(2, config.dim)
-        self.proj_out = nn.Linear(config.dim, 4 * config.out_channels)
+        self.proj_out = Linear(config.dim, 4 * config.out_channels)
         self.as_read = DigestsAsRead(stored={}, used={})
 
     @property

@@ -15,7 +15,15 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float64 else x.float()
 
 
-class WideLinear(nn.Linear):
+class Linear(nn.Linear):
+    """Draws no first weights on `meta`, where they would cost more than all else of a model."""
+
+    def reset_parameters(self) -> None:
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
+class WideLinear(Linear):
     """Computes in float32 with weights of any dtype, and gives float32.
 
     Its weights are widened by one of `num_pieces` at a time, not to hold all of them twice.
