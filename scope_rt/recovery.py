@@ -263,5 +263,6 @@ def _allow() -> None: ...
 
 
 def _knows_its_run(environment: LaunchEnvironment) -> bool:
-    is_named = environment.store_is_hosted or environment.run_id is not None
-    return environment.world_size > 1 and is_named
+    """By the name it was given, or by one that its ranks find in the launcher's store."""
+    finds_name = environment.world_size > 1 and environment.store_is_hosted
+    return finds_name or environment.run_id is not None

@@ -93,8 +93,10 @@ class Rank:
 
     @property
     def run_id(self) -> str:
-        """The same for every start of the ranks by one launcher; empty for a process alone."""
-        return "" if self._world is None else self._world.run_id
+        """The same for every start of the ranks by one launcher; empty where there is none."""
+        if self._world is None:
+            return self._setup.environment.run_id or ""
+        return self._world.run_id
 
     def start(self, resume_point: MeshResumePoint | None = None) -> None:
         """Load and warm up, and wait until all ranks have; rank0's `resume_point` holds on all of

@@ -267,6 +267,23 @@ def test_a_stream_is_replaced_only_where_resume_says_so(folder: Path, tmp_path: 
     assert len(read_history(tmp_path / "log").finished) == 1
 
 
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_a_process_alone_resumes_by_itself_what_its_own_run_left_and_no_other(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempt: int
+) -> None:
+    """A start that was refused is refused when a launcher tries again."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "theirs")
+    lost_after(tmp_path, folder, num_shown=2, num_acknowledged=2)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+    with StreamSession(kept_in(tmp_path, folder)) as session:
+        assert session.resumed_at_chunk == 2
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    with StreamSession(kept_in(tmp_path, folder)) as session:
+        assert session.resumed_at_chunk is None
+        with pytest.raises(UserInputError, match=r"snapshot is of a stream of 2 chunks; resume=T"):
+            session.stream("a red circle", num_chunks=1)
+
+
 def test_who_looks_at_an_earlier_stream_may_replace_it(folder: Path, tmp_path: Path) -> None:
     lost_after(tmp_path, folder, num_shown=4, num_acknowledged=2)
     with StreamSession(kept_in(tmp_path, folder), check_replaced=lambda: None) as session:
