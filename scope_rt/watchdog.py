@@ -3,7 +3,8 @@
 A thread looks at what the computing thread is in, for what that one cannot leave by itself: a
 kernel, a decode, a wait that nothing ends. Time in which this process did not run does not count.
 A thread that holds Python's own lock holds this one up too; PyTorch's calls let go of it. What
-takes twice as long as the last of its kind is told while it lasts: no slow start is a silent one.
+takes twice as long as the last of its kind is told while it lasts, and what is slow at least every
+minute: neither a slow start nor a slow stream is a silent one.
 """
 
 import logging
@@ -20,6 +21,8 @@ LOOKS_PER_BOUND = 10
 _LONGEST_LOOK_S = 1.0
 _SLOW_S = 10.0
 """Before which nothing is told to take long; after it is told, again after twice as long."""
+_LONGEST_SILENCE_S = 60.0
+"""After which what takes longer than `_SLOW_S` is told, however long the last of its kind took."""
 _PAUSE_LOOKS = 2
 """A look that came so many looks late comes after a pause of this process."""
 _LOG = logging.getLogger(__name__)
@@ -70,6 +73,7 @@ class Watchdog:
         self._chunk_s = self._grace_s = math.inf
         self._failure: ScopeError | None = None
         self._lasted_s: dict[str, float] = {}
+        self._silent_s = 0.0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.tell_others: Callable[[ScopeError], object] | None = None
@@ -128,14 +132,16 @@ class Watchdog:
     def look(self, elapsed_s: float) -> None:
         """Count `elapsed_s` for what the computing thread is in, and tell what is stuck."""
         failure = self._failure
+        self._silent_s += elapsed_s
         for section in tuple(self._sections):
             section.spent_s += elapsed_s
             if failure is not None and section.ends_with_group:
                 section.after_failure_s += elapsed_s
             if section.is_told:
                 continue
-            if section.spent_s >= section.slow_s:
-                section.slow_s = 2 * section.spent_s
+            slow_s = _SLOW_S if self._silent_s >= _LONGEST_SILENCE_S else section.slow_s
+            if section.spent_s >= slow_s and section.slow_s < math.inf:
+                section.slow_s, self._silent_s = 2 * section.spent_s, 0.0
                 _LOG.warning("%s has taken %.0f s so far", section.what, section.spent_s)
             if failure is not None and section.after_failure_s >= self._grace_s:
                 section.is_told = True

@@ -1,7 +1,9 @@
 """What does not end within its bound is told once, and a pause of the process is nobody's fault."""
 
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from threading import Event
 
 import pytest
@@ -65,6 +67,26 @@ def test_what_takes_twice_as_long_as_the_last_of_its_kind_is_told_and_a_wait_is_
         "chunk 4: decoding has taken 18 s so far",
         "chunk 5: planning has taken 11 s so far",
     ]
+
+
+@pytest.mark.parametrize("chunk_s", [15.0, 300.0])
+def test_while_chunks_are_slow_no_more_than_a_minute_goes_by_in_silence(
+    chunk_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    watchdog, told_at = Told().watchdog(), [0.0]
+    watchdog._chunk_s = math.inf
+    for second in range(600):
+        if second % chunk_s == 0:
+            section = watchdog.section("decoding", chunk=second)
+            section.__enter__()
+        watchdog.look(1.0)
+        if len(caplog.records) == len(told_at):
+            told_at.append(second + 1.0)
+        if (second + 1) % chunk_s == 0:
+            section.__exit__(None, None, None)
+    silences = [after - before for before, after in pairwise([*told_at, 600.0])]
+    assert max(silences) <= 60 + min(chunk_s, 15), "and until it is clear that this one is slow too"
+    assert len(told_at) <= 15, "and not a line for every chunk"
 
 
 def test_others_are_told_before_this_process_may_be_ended() -> None:
