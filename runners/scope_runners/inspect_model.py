@@ -36,6 +36,10 @@ class ModelReport:
     family: str
     settings_from: list[str]
     """Files of the folder whose values come before the family's."""
+    settings_not_from: list[str]
+    """Others of the project's own configuration, of which nothing counts."""
+    looks_like: list[str]
+    """Other families, whose projects publish such files."""
     recipe: dict[str, Any]
     transformer: dict[str, Any]
     lora: str | None
@@ -82,6 +86,8 @@ def report_of(model: ModelFolder) -> ModelReport:
         folder=str(model.path),
         family=layout.family.name,
         settings_from=[name_of(path) for path in layout.family.sources],
+        settings_not_from=[name_of(path) for path in layout.family.uncounted(model.path)],
+        looks_like=list(layout.looks_like),
         recipe=asdict(model.recipe),
         transformer={
             "files": [name_of(path) for path, _ in model.weights.by_file()],
@@ -130,11 +136,13 @@ def _memory(model: ModelFolder) -> Iterator[dict[str, Any]]:
 
 def _table(report: ModelReport) -> str:
     transformer = report.transformer
+    settings = ", ".join(report.settings_from) or "the family alone"
+    unread = [f"{each} has none that count" for each in report.settings_not_from]
     dtypes, key = ", ".join(transformer["dtypes"]), transformer["state_dict"]
     where = ", ".join(transformer["files"]) + (f": {key}" if key else "")
     rows = {
-        "family": report.family,
-        "settings from": ", ".join(report.settings_from) or "the family alone",
+        "family": report.family + "".join(f"; looks like {each}" for each in report.looks_like),
+        "settings from": "; ".join([settings, *unread]),
         "transformer": f"{where} ({transformer['num_weights']:,} weights, {dtypes})",
         "LoRA": report.lora or "none",
         "VAE": f"{report.vae} ({', '.join(report.vae_dtypes)})",

@@ -215,6 +215,12 @@ def _say_how_it_begins(job: StreamJob, session: StreamSession, stage: Stage) -> 
             f"this model was made for {made_for[1]}x{made_for[0]} pixels; at another size it may "
             "show too much or too little"
         )
+    layout = setup.model.layout
+    if layout.looks_like:
+        _say(
+            f"{layout.family.name} is what --recipe says; the files are as those of "
+            f"{' or '.join(layout.looks_like)}, and with the recipe of others the video is wrong"
+        )
     for flag in job.timeline.ignored:
         _say(f"{flag} is after the end and does nothing")
     if job.request.resume:

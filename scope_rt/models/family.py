@@ -4,7 +4,7 @@ Those that come with the package lie in `assets/recipes`; a user's own has the s
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -54,7 +54,8 @@ class ProjectConfig:
     files: tuple[str, ...]
     """Relative to the model's folder, merged in order; those that are not there are left out."""
     takes: tuple[str, ...]
-    """Entries that count; the project's code reads them, and no others of those that we know."""
+    """Entries that count; the project's code reads them, and no others of those that we know.
+    Where there are none, the last file still tells whose folder it is in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,14 @@ class Family:
     def is_chosen(self) -> bool:
         """Whether it is no part of the model's folder."""
         return self.name != RECIPE_NAME
+
+    def is_in(self, names: Collection[str]) -> bool:
+        """Whether one of `names` is of its project, or nothing can be told of that: the name of a
+        project's variant begins as the project's own (longlive-infinity-1.3b, longlive-1.3b)."""
+        projects = [name.rpartition("-")[0] for name in names]
+        if not projects or self.name not in family_names():
+            return True
+        return any(self.name.startswith(f"{project}-") for project in projects)
 
     @classmethod
     def named(cls, name: str) -> Self:
@@ -136,10 +145,15 @@ class Family:
         Raises:
             UserInputError: it cannot be read, or no stream could follow it.
         """
-        if self.project is None:
+        if self.project is None or not self.project.takes:
             return self
         given = read_project_config(folder / file for file in self.project.files)
         return self.with_project(given)
+
+    def uncounted(self, folder: Path) -> list[Path]:
+        """Files of the project's own configuration in `folder` that gave no value."""
+        paths = [folder / file for file in self.project.files] if self.project else []
+        return [path for path in paths if path.is_file() and path not in self.sources]
 
     def with_project(self, given: Mapping[str, tuple[Path, Any]]) -> Self:
         """With the entries of a project's configuration, each with the file it is from."""

@@ -6,6 +6,7 @@ their tensors (`recognition`), and the family says which of several transformers
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from scope_contracts.errors import UserInputError, shown
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.family import Family, family_names
 from scope_rt.models.file_contents import model_files
+from scope_rt.models.folder_level import LEVELS, WAN_MODELS, check_level, holds_model
 from scope_rt.models.found_parts import FoundPart, folder_of, is_lora
 from scope_rt.models.recipe import RECIPE_NAME, Recipe
 from scope_rt.models.recognition import Recognised, class_family, recognised
@@ -23,8 +25,6 @@ from scope_rt.tensor_files.config_file import read_config
 from scope_rt.tensor_files.listing import listing_of
 from scope_rt.tensor_files.state_dict import SAFETENSORS, TORCH
 
-_WAN_MODELS, _LEVELS = "wan_models", 3
-"""Beside a project's own file, so many folders up at most."""
 _PARTS = ("transformer", "vae", "text_encoder", "tokenizer")
 
 
@@ -49,6 +49,9 @@ class Layout:
     """The same."""
     places: tuple[Path, ...]
     """Files, and folders with all that is in them, that what is computed follows from."""
+    looks_like: tuple[str, ...] = ()
+    """Families whose projects publish such files, where the family that was asked for is of
+    another project."""
 
     @classmethod
     def of(cls, folder: Path, recipe: str | None) -> Self:
@@ -58,14 +61,23 @@ class Layout:
             recipe: the name of a family or its TOML file; where None, files tell it.
 
         Raises:
-            UserInputError: a part is missing or unknown, or files tell no family, or several.
+            UserInputError: a part is missing or unknown, files tell no family, several, or
+                another one than `recipe`, or the model lies in another folder.
         """
         if folder.is_file():
             root = folder_around(folder)
             return cls._of_project(root, recipe, folder.relative_to(root).as_posix())
         if (folder / "transformer").is_dir() or (folder / RECIPE_NAME).exists():
             return cls._of_parts(folder, recipe)
-        return cls._of_project(folder, recipe)
+        try:
+            layout = cls._of_project(folder, recipe)
+        except UserInputError:
+            check_level(folder)
+            raise
+        inner = Path(os.path.commonpath(layout.places))
+        if inner != folder and holds_model(inner):  # and may have its project's configuration
+            raise UserInputError(f"the model in {folder} lies in {inner}: give that folder")
+        return layout
 
     @classmethod
     def _of_parts(cls, folder: Path, recipe: str | None) -> Self:
@@ -81,6 +93,7 @@ class Layout:
                     "parts; give the project's own files, or a .toml file without [lora] for "
                     "weights that have it in them"
                 )
+            _check_folder_agrees(family, _told_by_parts(folder))
         elif own.exists():
             family = Family(name=RECIPE_NAME, recipe=Recipe.from_folder(folder))
         else:
@@ -113,6 +126,8 @@ class Layout:
             family = Family.named(recipe)
         family = family.in_folder(folder)
         transformer, lora = _transformer(folder, found, family), _lora(folder, found, family)
+        if only is None:  # else the configuration may be of another file
+            _check_folder_agrees(family, _told_by_config(folder))
         if found.problems:
             raise UserInputError(found.problems[0])
         config_path, config = _config(listing.root, listing.configs, transformer)
@@ -139,6 +154,7 @@ class Layout:
                 tokenizer,
                 *family.sources,
             ),
+            looks_like=() if family.is_in(found.families) else found.families,
         )
 
     def with_recipe(self, fingerprint: str) -> str:
@@ -192,11 +208,11 @@ def _check_no_lora(folder: Path) -> None:
 
 def folder_around(file: Path) -> Path:
     """Where the other parts lie, as the projects' instructions have it. Raises UserInputError."""
-    for folder in file.resolve().parents[:_LEVELS]:
-        if (folder / _WAN_MODELS).is_dir():
+    for folder in file.resolve().parents[:LEVELS]:
+        if (folder / WAN_MODELS).is_dir():
             return folder
     raise UserInputError(
-        f"{file} is a transformer at most, and no folder around it has {_WAN_MODELS}/ with VAE and "
+        f"{file} is a transformer at most, and no folder around it has {WAN_MODELS}/ with VAE and "
         "text encoder; give a folder that has all"
     )
 
@@ -214,15 +230,52 @@ def _family_of_class(folder: Path, config: Path) -> Family:
     )
 
 
+def _told_by_parts(folder: Path) -> dict[str, Path]:
+    """The family that a folder of parts tells, by the file that does."""
+    if (own := folder / RECIPE_NAME).exists():
+        return {RECIPE_NAME: own}
+    config = folder / "transformer" / "config.json"
+    said = read_config(config, fix="copy the folder again").get("_class_name")
+    return dict.fromkeys(class_family(said), config)
+
+
+def _told_by_config(folder: Path) -> dict[str, Path]:
+    """The families whose project's own configuration lies there, by that file."""
+    return {name: path for name in family_names() if (path := _config_of(folder, name))}
+
+
+def _check_folder_agrees(family: Family, told: Mapping[str, Path]) -> None:
+    """Refuse a family of the package where the folder's own words are another's.
+
+    A file of a person's own is that person's word, and comes before.
+
+    Raises:
+        UserInputError: naming the file that says otherwise.
+    """
+    if family.name in told or not told or family.name not in family_names():
+        return
+    name, path = next(iter(told.items()))
+    said, fix = f"of recipe {name}", f"take --recipe {name}"
+    if name == RECIPE_NAME:
+        said, fix = "the recipe of these weights", "leave --recipe out"
+    raise UserInputError(
+        f"{path} is {said}; with {family.name} the video may be wrong without looking so: {fix}, "
+        f"or, if you know better, give a file of your own (scope-rt model recipes {family.name} > "
+        "mine.toml, then --recipe mine.toml)"
+    )
+
+
 def _with_config(folder: Path, families: Sequence[str]) -> Sequence[str]:
     """Of several families, that whose project's own configuration lies there."""
-    there = [name for name in families if _has_config(folder, name)]
+    there = [name for name in families if _config_of(folder, name)]
     return there if len(there) == 1 else families
 
 
-def _has_config(folder: Path, family: str) -> bool:
+def _config_of(folder: Path, family: str) -> Path | None:
+    """The project's own configuration, if it lies there."""
     project = Family.named(family).project
-    return project is not None and (folder / project.files[-1]).is_file()
+    path = None if project is None else folder / project.files[-1]
+    return path if path is not None and path.is_file() else None
 
 
 def _only_family(where: Path, families: Sequence[str], transformers: Sequence[FoundPart]) -> Family:
@@ -230,7 +283,7 @@ def _only_family(where: Path, families: Sequence[str], transformers: Sequence[Fo
     if len(families) == 1:
         return Family.named(families[0])
     what = where / str(transformers[0])
-    near = [name for name in family_names() if _has_config(where, name)] if families else []
+    near = [*_told_by_config(where)] if families else []
     names = dict.fromkeys([*families, *near] or family_names())
     choices = "; ".join(_in_words(name, transformers) for name in names)
     said = "may be of several families" if families else "tells no family"

@@ -17,6 +17,7 @@ from scope_rt.models.layout import Layout
 from scope_rt.models.loading import ModelFolder
 from scope_rt.tensor_files.stored_tensor import Shard, StoredTensor, TensorReader
 from tests.real_checkpoints import FASTVIDEO, KREA, LONGLIVE, NEEDS_WAN, SELF_FORCING
+from tests.tiny_folder import tiny_folder
 
 pytest.importorskip("yaml")
 
@@ -73,6 +74,7 @@ def test_the_recipe_is_part_of_the_fingerprint_where_the_folder_has_none(folder:
         return ModelFolder.open(folder, recipe).fingerprint()
 
     checkpoint(folder, generator_ema="model.")
+    shutil.rmtree(folder / "configs")
     want = ModelFolder.open(folder).fingerprint()
     assert fingerprint("self-forcing-1.3b") == want
     assert fingerprint("causal-forcing-1.3b") != want
@@ -90,6 +92,76 @@ def test_the_weights_that_the_recipe_takes_are_part_of_the_fingerprint(folder: P
 
     checkpoint(folder, generator="model.", generator_ema="model.")
     assert fingerprint("generator") != fingerprint("generator_ema")
+
+
+OF_SELF_FORCING = r"configs/self_forcing_dmd.yaml is of recipe self-forcing-1.3b"
+
+
+@pytest.mark.parametrize(
+    ("source", "recipe", "said"),
+    [
+        (SELF_FORCING, "causal-forcing-1.3b", OF_SELF_FORCING),
+        (SELF_FORCING, "causal-forcing-2step-1.3b", OF_SELF_FORCING),
+        (FASTVIDEO, "krea-14b", "transformer/config.json is of recipe fastvideo-1.3b"),
+        (tiny_folder(), "krea-14b", "recipe.json is the recipe of these weights"),
+    ],
+)
+def test_a_folder_that_says_another_recipe_is_refused_but_for_a_file_of_one_s_own(
+    source: Path, recipe: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserInputError, match=f"{said}.*with {recipe} the video may be wrong"):
+        Layout.of(source, recipe)
+    (mine := tmp_path / "mine.toml").write_text(Family.named(recipe).to_toml())
+    layout = Layout.of(source, str(mine))
+    assert (layout.family.recipe, layout.looks_like) == (Family.named(recipe).recipe, ())
+
+
+def test_files_and_a_configuration_that_tell_two_recipes_are_refused(folder: Path) -> None:
+    checkpoint(folder, generator_ema="model._fsdp_wrapped_module.")
+    with pytest.raises(UserInputError, match=f"{OF_SELF_FORCING}; with causal-forcing-1.3b"):
+        Layout.of(folder, None)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "recipe", "looks_like"),
+    [
+        ("model.", "self-forcing-1.3b", ()),
+        ("model.", "causal-forcing-2step-1.3b", ("self-forcing-1.3b",)),
+        ("model._fsdp_wrapped_module.", "self-forcing-1.3b", ("causal-forcing-1.3b",)),
+        ("model._fsdp_wrapped_module.", "causal-forcing-2step-1.3b", ()),
+    ],
+)
+def test_where_only_the_form_of_its_files_speaks_against_a_recipe_it_is_told(
+    folder: Path, prefix: str, recipe: str, looks_like: tuple[str, ...]
+) -> None:
+    shutil.rmtree(folder / "configs")
+    checkpoint(folder, generator_ema=prefix)
+    assert Layout.of(folder, recipe).looks_like == looks_like
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", "models is no model folder, but holds several: give one of models/fastvideo"),
+        ("self-forcing/checkpoints", "checkpoints is a part of the model folder .*/self-forcing: "),
+        ("self-forcing/wan_models/Wan2.1-T2V-1.3B", "part of the model folder .*/self-forcing: "),
+        ("fastvideo-diffusers/transformer", "part of the model folder .*/fastvideo-diffusers: "),
+    ],
+)
+def test_a_folder_a_level_off_is_refused_with_the_one_that_holds_a_model(
+    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    for each in (FASTVIDEO, SELF_FORCING):
+        (tmp_path / "models" / each.name).symlink_to(each)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserInputError, match=said):
+        Layout.of(Path("models") / given, None)
+
+
+def test_a_folder_around_one_model_is_refused_for_it_hides_the_configuration(folder: Path) -> None:
+    with pytest.raises(UserInputError, match=f"lies in {folder}: give that folder"):
+        Layout.of(folder.parent, None)
 
 
 def test_a_recipe_s_lora_is_not_left_out_of_a_folder_of_parts() -> None:

@@ -76,6 +76,37 @@ def test_another_recipe_is_told_as_asked_for(
     assert report["recipe"]["window_frames"] == 12
 
 
+def test_a_configuration_that_krea_s_own_code_does_not_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(KREA, tmp_path)
+    want = inspected(folder, capsys)["recipe"]
+    (folder / "configs").mkdir()
+    config = folder / "configs/self_forcing_server_14b.yaml"
+    config.write_text("denoising_step_list: [1000]\nnum_frame_per_block: 1\n")
+    report = inspected(folder, capsys)
+    assert report["recipe"] == want
+    assert report["settings_not_from"] == ["configs/self_forcing_server_14b.yaml"]
+    assert main(["model", "inspect", str(folder)]) == 0
+    said = "the family alone; configs/self_forcing_server_14b.yaml has none that count"
+    assert said in capsys.readouterr().out
+
+
+def test_a_recipe_of_other_files_than_these_is_said_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(SELF_FORCING, tmp_path)
+    shutil.rmtree(folder / "configs")
+    asked = ["--model", str(folder), "--recipe", "causal-forcing-chunk-1.3b"]
+    size = ["--height", "48", "--width", "80", "--seconds", "0.5"]
+    out = ["--prompt", "a", "--out", str(tmp_path / "a.mp4")]
+    assert main(["stream", *asked, *size, *out]) == 0
+    said = "causal-forcing-chunk-1.3b is what --recipe says; the files are as those of self-forcing"
+    assert said in capsys.readouterr().err
+    assert main(["model", "inspect", str(folder), *asked[2:]]) == 0
+    assert "chunk-1.3b; looks like self-forcing-1.3b\n" in capsys.readouterr().out
+
+
 def in_pt(file: str, change: Callable[[Weights], object]) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         states = torch.load(folder / file, weights_only=True)
