@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_contracts.envelope import PlanId
-from scope_contracts.errors import ScopeError, UserInputError
+from scope_contracts.errors import ScopeError
 from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Finished, Opened, Record
 from scope_lab.fresh_folder import fresh_folder
@@ -30,8 +30,8 @@ from scope_lab.two_hosts_report import HostReport, TwoHostsReport, table
 from scope_rt.environment_names import SECRET
 from scope_rt.models.loading import EMBEDDED
 from scope_rt.record.reader import StreamHistory, open_log, read_stream
-from scope_rt.topology import PIPELINED, Topology, plan_named
-from scope_runners.arguments import positive, positive_number
+from scope_rt.topology import PIPELINED, Topology
+from scope_runners.arguments import one_of, positive, positive_number
 from scope_runners.break_it.cases.ranks import FAR_IS_SILENT, STORE_IS_SILENT
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
@@ -271,8 +271,6 @@ def _kills_all_of_it(run: _Run) -> bool:
 def main(argv: Sequence[str]) -> int:
     """Exit 0 when the stream survived, 1 when not, 2 where two hosts cannot be made."""
     args = _parser().parse_args(argv)
-    if args.plan not in PIPELINED:
-        raise UserInputError(f"--plan {args.plan} has rank0 generate; choose pp0 or pp1")
     fresh_folder(args.out)
     run = _Run(args)
     run.run()
@@ -284,7 +282,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="scripts/lab two_hosts", description=__doc__)
     add = parser.add_argument
-    add("--plan", type=plan_named, default=PlanId.PP0, help="pp0 (default) or pp1")
+    add("--plan", type=one_of(sorted(PIPELINED)), default=PlanId.PP0, help="pp0 (default) or pp1")
     add("--tp", type=positive, default=1, help="generator ranks, all on the second host")
     add("--seconds", type=positive_number, default=45.0, metavar="S", help="length of the video")
     add("--fault", type=Fault, choices=tuple(Fault), default=Fault.CABLE, help="(default cable)")

@@ -6,6 +6,7 @@ the same video.
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -191,12 +192,15 @@ def place_events(
 
 
 def check_outputs(job: StreamJob) -> None:
-    """Refuse files that the stream could not write; leaves none behind.
+    """Refuse files that the stream could not write; leaves none behind, but says which folders it
+    has made for them.
 
     Raises:
         UserInputError: a name, folder or picture size cannot be used.
     """
     files, setup = job.files, job.setup
+    outputs = (files.video, files.trace, files.record)
+    made = {path.parent for path in outputs if path is not None and not path.parent.exists()}
     if files.trace is not None and files.trace.resolve() == files.summary.resolve():
         raise UserInputError(
             f"--trace {files.trace} is where the summary of --out goes; choose another name"
@@ -212,6 +216,8 @@ def check_outputs(job: StreamJob) -> None:
             claim(path, suffixes=(".json",)).unlink()
     if job.request.record is not None:
         claim(job.request.record, suffixes=(".scope",)).unlink()
+    for folder in sorted(made):
+        print(f"scope-rt: made the folder {folder}", file=sys.stderr)
 
 
 def _check_is_kept(image: Path, files: OutputFiles) -> None:

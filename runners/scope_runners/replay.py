@@ -40,9 +40,9 @@ from scope_rt.record.reader import StreamHistory, open_log
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import TORCH_DTYPES
-from scope_rt.topology import Topology, plan_named
+from scope_rt.topology import RUNNABLE, Topology
 from scope_runners import logs
-from scope_runners.arguments import positive
+from scope_runners.arguments import one_of, positive
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
 from scope_runners.launcher import launch
@@ -80,7 +80,7 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `scope-rt replay`."""
     add = parser.add_argument
     add("recording", type=Path, metavar="FILE", help="what --record wrote")
-    add("--plan", type=plan_named, help="another plan than the recorded one")
+    add("--plan", type=one_of(RUNNABLE), help="another plan than the recorded one")
     add("--tp", type=positive, help="another TP degree than the recorded one")
     add("--model", metavar="FOLDER", help="where the recorded model is now, if it was moved")
     add("--recipe", metavar="NAME", help="in place of the recorded one")

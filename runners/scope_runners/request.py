@@ -15,8 +15,8 @@ from scope_contracts.errors import UserInputError
 from scope_contracts.integrity import IntegrityLevel
 from scope_rt.config import StreamConfig
 from scope_rt.config_values import read_toml
-from scope_rt.topology import RUNNABLE, plan_named
-from scope_runners.arguments import positive, seed
+from scope_rt.topology import RUNNABLE
+from scope_runners.arguments import one_of, positive, seed
 from scope_runners.command_parser import CommandParser
 from scope_runners.parts import add_parts_argument
 
@@ -153,7 +153,7 @@ def add_stream_arguments(parser: argparse.ArgumentParser) -> None:
         help="settings for whatever is not given here or in the environment",
     )
     add("--seed", type=seed, help="equal seeds give equal videos (default 0)")
-    add("--plan", type=plan_named, help=f"one of {', '.join(RUNNABLE)} (default single)")
+    add("--plan", type=one_of(RUNNABLE), help=f"one of {', '.join(RUNNABLE)} (default single)")
     add(
         "--tp",
         type=positive,

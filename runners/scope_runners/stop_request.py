@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -46,7 +46,8 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 class StopRequest:
-    """The first signal to stop asks for an end after this chunk, the second interrupts it."""
+    """The first signal to stop asks for an end after this chunk, and says so at once, because a
+    chunk may take long; the second interrupts it."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -56,3 +57,15 @@ class StopRequest:
         if self.signum is not None:
             raise KeyboardInterrupt
         self.signum = signum
+        # No print: the signal may have come in the middle of one.
+        with suppress(OSError, ValueError):
+            os.write(sys.stderr.fileno(), _sentence(signum).encode())
+
+
+def _sentence(signum: int) -> str:
+    after_bar = "\n" if sys.stderr.isatty() else ""
+    again = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+    return (
+        f"{after_bar}scope-rt: {again}: the video ends after the chunk that is being made; a "
+        f"second {again} does not wait for it\n"
+    )

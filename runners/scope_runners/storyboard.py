@@ -1,5 +1,6 @@
-"""A stream in two dozen labelled pictures, whatever its length: every change and an even spread."""
+"""A stream in few labelled pictures, whatever its length: every change and an even spread."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,7 +15,8 @@ from scope_rt.video.contact_sheet import write_contact_sheet
 from scope_runners.chunk_record import ChunkRecord
 from scope_runners.job import Timeline
 
-_SPREAD = 24
+_MOST_SPREAD = 32
+"""Chunks that are shown beside changes; of more, every second, third, ..."""
 _MOST_CHANGES = 24
 _LONGEST_DECODE = 250
 """Frames: further apart than two key frames, seeking is cheaper than decoding what lies between."""
@@ -31,7 +33,8 @@ class Scene:
 def scenes(chunks: Sequence[ChunkRecord], timeline: Timeline, *, fps: int) -> list[Scene]:
     """The middle frames of the chunks that tell the story."""
     last = timeline.num_chunks - 1
-    shown = {round(last * step / (_SPREAD - 1)) for step in range(_SPREAD)}
+    step = math.ceil(timeline.num_chunks / _MOST_SPREAD)
+    shown = {*range(0, timeline.num_chunks, step), last}
     shown.update(event.chunk_index for event in timeline.events[:_MOST_CHANGES])
     found: list[Scene] = []
     start, num_prompts, before = 0, 0, None

@@ -11,6 +11,7 @@ from scope_contracts.retraction import Retraction
 from scope_rt import output_file
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.file_digest import FileDigest
+from scope_rt.models.recipe import RECIPE_NAME
 from scope_rt.version import __version__
 from scope_runners.chunk_record import GENERATE, ChunkRecord
 from scope_runners.job import OutputFiles, StreamJob
@@ -51,7 +52,9 @@ class FirstFrame:
     """Seconds to the first frame."""
 
     since_start_s: float
+    """From where rank0's process had imported what it runs."""
     since_ready_s: float
+    """From where the model was loaded and the ranks had met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,12 +248,12 @@ def table(summary: StreamSummary) -> str:
     rows = {
         "stream": f"{summary.plan}, tp {summary.tp}, seed {summary.seed}, model {summary.model}, "
         f"{summary.dtype}, {summary.width}x{summary.height} at {fps} frames/s",
-        "recipe": f"{summary.recipe}; codec {summary.codec_dtype}, "
+        "recipe": f"{_recipe(summary)}; codec {summary.codec_dtype}, "
         f"text encoder {summary.text_dtype}",
         "made": f"{counted(totals.chunks, 'chunk')}, {counted(totals.frames, 'frame')}, "
         f"{totals.video_s:.1f} s of video, {counted(totals.epochs, 'epoch')}, "
         f"{counted(totals.restarts, 'restart')} ({summary.ending})",
-        "first frame": f"{first.since_start_s:.2f} s after the start, "
+        "first frame": f"{first.since_start_s:.2f} s after Python had loaded the program, "
         f"{first.since_ready_s:.2f} s after the session was ready",
         "frames/s": f"{speed.denoise:.1f} denoise only, {speed.end_to_end:.1f} end to end: "
         f"{speed.realtime_ratio:.2f}x the stream's own {fps}",
@@ -279,6 +282,11 @@ def table(summary: StreamSummary) -> str:
     ]
     lines += [f"{kind.replace('_', ' '):<13} {path}" for kind, path in summary.files.items()]
     return "\n".join(lines)
+
+
+def _recipe(summary: StreamSummary) -> str:
+    is_own = summary.recipe == RECIPE_NAME
+    return f"the model's own ({RECIPE_NAME})" if is_own else summary.recipe
 
 
 def _cache_fill(job: StreamJob, chunks: Sequence[ChunkRecord], spec: KVCacheSpec) -> CacheFill:

@@ -102,9 +102,9 @@ class Lora:
             if (own := alphas.pop(module, None)) is not None:
                 alpha = _number(own)
             elif rank != place.rank:
-                want = f"rank {place.rank}, as the recipe or the project's configuration says"
-                got = f"{list(a.shape)}, which is rank {rank}"
-                raise UserInputError(mismatch(f"{path}: {a.name}", got=got, want=want, fix=_FIX))
+                want = f"{place.rank} as the recipe or the project's configuration says"
+                what = f"{path}: rank of {a.name} {list(a.shape)}"
+                raise UserInputError(mismatch(what, got=rank, want=want, fix=_FIX))
             weights[target] = LowRank(a=a, b=b, scale=alpha / rank)
         if alphas:
             first = next(iter(alphas.values()))

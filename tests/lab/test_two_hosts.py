@@ -55,7 +55,7 @@ def test_a_host_that_could_say_nothing_has_not_named_another_culprit() -> None:
         (["--lasts", "nan"], "--lasts: 'nan' is not a number above 0"),
         (["--seconds", "inf"], "--seconds: 'inf' is not a number above 0"),
         (["--seconds", "0"], "--seconds: '0' is not a number above 0"),
-        (["--plan", "tp_v1_1"], "choose pp0 or pp1"),
+        (["--plan", "tp_v1_1"], "--plan: 'tp_v1_1' is not one of pp0, pp1"),
     ],
 )
 def test_a_bad_argument_is_one_sentence_and_leaves_no_folder(

@@ -1,7 +1,7 @@
 """Short streams from the command line, and how they are cut short; not a test itself."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,24 @@ def signal_after_two_chunks(
 ) -> None:
     """A person stops the streams of this test then."""
 
+    def stop() -> None:
+        for _ in range(times):
+            signal.raise_signal(signum)
+
+    after_two_chunks(monkeypatch, stop)
+
+
+def after_two_chunks(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """What a person does to the streams of this test then."""
+
     @contextmanager
     def bar(num_frames: int, *, enabled: bool) -> Iterator[Any]:
         seen: list[Chunk] = []
 
         def show(chunk: Chunk) -> None:
             seen.append(chunk)
-            for _ in range(times if len(seen) == 2 else 0):
-                signal.raise_signal(signum)
+            if len(seen) == 2:
+                act()
 
         yield show
 

@@ -23,6 +23,7 @@ from scope_runners.main import main
 from tests import warm_python
 from tests.runners.streams import (
     SHORT,
+    after_two_chunks,
     as_rank_0_of_torchrun,
     lose_the_link_after,
     num_frames,
@@ -64,6 +65,28 @@ def test_a_second_signal_leaves_a_stream_that_can_be_resumed(
     first_line = capsys.readouterr().err.splitlines()[0]
     assert first_line == "scope-rt: resuming at chunk 2, after 2 chunks in the video"
     assert num_frames(out) == 48
+
+
+@pytest.mark.usefixtures("heeded")
+@pytest.mark.parametrize(
+    ("signum", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
+)
+def test_who_stops_a_stream_is_told_at_once_what_it_still_waits_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], signum: signal.Signals, name: str
+) -> None:
+    said = list[str]()
+
+    def stop() -> None:
+        signal.raise_signal(signum)
+        said.append(capfd.readouterr().err)
+
+    with pytest.MonkeyPatch.context() as patch:
+        after_two_chunks(patch, stop)
+        assert main([*SHORT, "--out", str(tmp_path / "a.mp4")]) == 128 + signum
+    assert said == [
+        f"scope-rt: {name}: the video ends after the chunk that is being made; a second {name} "
+        "does not wait for it\n"
+    ]
 
 
 @pytest.mark.usefixtures("heeded")

@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -37,10 +38,21 @@ def test_a_long_stream_keeps_its_ends_its_changes_and_few_others() -> None:
         for index in range(1000)
     ]
     told = scenes(chunks, timeline, fps=16)
-    assert len(told) == 25
+    assert len(told) == 34
     assert told[0] == Scene(frame_number=6, label="0.4s e0 prompt 1")
     assert Scene(frame_number=501 * 12 + 6, label="376.1s e1 cut prompt 2") in told
     assert told[-1] == Scene(frame_number=999 * 12 + 6, label="749.6s e1")
+
+
+@pytest.mark.parametrize(("num_chunks", "gaps"), [(27, {1}), (32, {1}), (60, {2})])
+def test_no_chunk_of_a_short_stream_is_left_out_and_of_others_every_second(
+    num_chunks: int, gaps: set[int]
+) -> None:
+    timeline = Timeline(num_chunks=num_chunks, num_frames=12 * num_chunks, events=(), ignored=())
+    chunks = [chunk(index, epoch=0, prompt="a") for index in range(num_chunks)]
+    shown = [scene.frame_number // 12 for scene in scenes(chunks, timeline, fps=16)]
+    assert {after - before for before, after in pairwise(shown[:-1])} == gaps
+    assert shown[-1] == num_chunks - 1
 
 
 def test_the_picture_that_a_stream_begins_with_is_said_to_be_one() -> None:

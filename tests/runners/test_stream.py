@@ -94,14 +94,14 @@ def test_the_table_tells_speed_cache_and_files(
     assert main([*SHORT, "--model", "tiny", "--out", str(out), *more]) == 0
     printed = capsys.readouterr()
     for words in (
-        "first frame",
+        " s after Python had loaded the program, ",
         "denoise only",
         "x the stream's own 16",
         "9 of 9",
         "model tiny, bfloat16, 64x64",
         "p95",
         "integrity     strict",
-        "recipe        recipe.json; codec float32, text encoder float32",
+        "recipe        the model's own (recipe.json); codec float32, text encoder float32",
         str(out),
     ):
         assert words in printed.out
@@ -110,6 +110,15 @@ def test_the_table_tells_speed_cache_and_files(
     told = [summary[name] for name in ("integrity", "recipe", "codec_dtype", "text_dtype")]
     assert told == ["strict", "recipe.json", "float32", "float32"]
     assert printed.err == "scope-rt: --hard-cut-at 9s is after the end and does nothing\n"
+
+
+def test_a_folder_that_is_made_for_the_video_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "a.mp4"
+    for said in (f"scope-rt: made the folder {out.parent}\n", ""):
+        assert main([*SHORT, "--out", str(out)]) == 0
+        assert capsys.readouterr().err == said
 
 
 def test_the_table_tells_of_a_recording_that_found_no_room(

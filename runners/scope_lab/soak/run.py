@@ -23,8 +23,8 @@ from scope_lab.soak.fault_injector import FaultInjector
 from scope_lab.soak.job import HEARTBEAT_S, SoakJob
 from scope_lab.soak.report import report, table
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.topology import plan_named
-from scope_runners.arguments import positive, positive_number, seed
+from scope_rt.topology import RUNNABLE
+from scope_runners.arguments import one_of, positive, positive_number, seed
 from scope_runners.command_parser import CommandParser
 from scope_runners.exit_codes import FAILED
 from scope_runners.launcher import Progress, Restarts, chunks_saved, launch_attempts
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="scripts/lab soak", description=__doc__)
     add = parser.add_argument
     add("--minutes", type=positive_number, default=60.0, help="length of the stream (default 60)")
-    add("--plan", type=plan_named, default=PlanId.PP1, help="(default pp1)")
+    add("--plan", type=one_of(RUNNABLE), default=PlanId.PP1, help="(default pp1)")
     add("--tp", type=positive, default=2, help="TP degree (default 2)")
     add("--seed", type=seed, default=0, help="of the stream and of all that happens to it")
     add("--model", default=EMBEDDED, metavar="FOLDER", help="a model folder (default: embedded)")

@@ -14,8 +14,8 @@ from typing import TypeVar
 from scope_contracts.cache_spec import CacheChoice
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.models.loading import EMBEDDED, ModelFolder
-from scope_rt.topology import PIPELINED, RUNNABLE, Topology, plan_named
-from scope_runners.arguments import positive, positive_number
+from scope_rt.topology import PIPELINED, RUNNABLE, Topology
+from scope_runners.arguments import one_of, positive, positive_number
 from scope_runners.break_it.catalogue import CASES, WHERE_MEASURED, chosen
 from scope_runners.break_it.detectors import Detector
 from scope_runners.break_it.driver import Driver, recomputing_family
@@ -59,7 +59,7 @@ def add_break_it_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--plan",
-        type=plan_named,
+        type=one_of(RUNNABLE),
         help=f"one of {', '.join(RUNNABLE)} for all faults (default: what each is about)",
     )
     add("--tp", type=positive, help="TP degree with --plan (default: the plan's smallest)")
