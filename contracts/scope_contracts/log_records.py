@@ -21,7 +21,7 @@ from scope_contracts.retraction import Retraction
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode, require_size
 
-LOG_VERSION = 5
+LOG_VERSION = 6
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
 MAX_BLOB_BYTES = 256 * 2**20
 MAX_PROMPT_BYTES = 16 * 2**10
