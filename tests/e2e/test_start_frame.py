@@ -18,6 +18,7 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.control.log_entries import retracted_record
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.launch_environment import LaunchEnvironment
+from scope_rt.models.family import Family
 from scope_rt.models.recipe_choices import NewText
 from scope_rt.record.reader import read_history, read_progress
 from scope_rt.record.snapshot import SnapshotStore
@@ -301,20 +302,32 @@ def test_the_log_says_which_picture_it_was(folder: Path, picture: Path, tmp_path
     assert told.latents_sha256 == start.latents_sha256
 
 
+def own_file(recipe: str, folder: Path) -> str:
+    """A file of one's own, which is taken at its word whatever the model folder says."""
+    path = folder / "mine.toml"
+    path.write_text(Family.named(recipe).to_toml())
+    return str(path)
+
+
 @pytest.mark.parametrize("recipe", ["krea-14b", "causal-forcing-chunk-1.3b", None])
-def test_other_recipes_refuse_a_picture_by_their_name(picture: Path, recipe: str | None) -> None:
+def test_other_recipes_refuse_a_picture_by_their_name(
+    picture: Path, tmp_path: Path, recipe: str | None
+) -> None:
+    given = None if recipe is None else own_file(recipe, tmp_path)
     with pytest.raises(UserInputError) as refused:
-        StreamSetup.of(StreamConfig.of(FASTVIDEO, recipe=recipe, image=picture))
-    name = recipe or "fastvideo-1.3b"
+        StreamSetup.of(StreamConfig.of(FASTVIDEO, recipe=given, image=picture))
+    name = given or "fastvideo-1.3b"
     assert f"image {picture}: recipe {name} begins with noise" in str(refused.value)
     assert "takes one: causal-forcing-1.3b, causal-forcing-1step-1.3b" in str(refused.value)
 
 
 @NEEDS_WAN
-def test_the_latents_are_those_of_diffusers_pieces_put_together_by_hand(picture: Path) -> None:
+def test_the_latents_are_those_of_diffusers_pieces_put_together_by_hand(
+    picture: Path, tmp_path: Path
+) -> None:
     config = StreamConfig.of(
         FASTVIDEO,
-        recipe="causal-forcing-2step-1.3b",
+        recipe=own_file("causal-forcing-2step-1.3b", tmp_path),
         seed=5,
         height=48,
         width=80,
