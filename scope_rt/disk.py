@@ -4,6 +4,7 @@ Calls to it run on a daemon thread, which ends with its owner or with its proces
 """
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
@@ -18,6 +19,9 @@ _Calls = SimpleQueue[tuple[Future[Any] | None, Callable[[], Any]] | None]
 _IDLE_S = 1.0
 STALL_TIMEOUT_S = 60.0
 """How long one answer of a disk is waited for while a stream runs."""
+_ANSWER_CPU_S = 0.001
+"""A thread that takes less of a core meanwhile was given no answer; the kernel may have asked again
+for it."""
 
 
 class StallError(TimeoutError):
@@ -34,19 +38,25 @@ def remedy(error: BaseException) -> str:
     return f"{mended}, then resume (--resume; in Python resume=True)"
 
 
-def answer(future: Future[T], *, timeout_s: float) -> T:
+def answer(future: Future[T], *, timeout_s: float, worker: "DaemonExecutor | None" = None) -> T:
     """What a call to a disk returned.
+
+    Blocks for `timeout_s` at most. With `worker`, on whose thread it is under way, a call of many
+    answers may take as long as they come: for `timeout_s` after the last.
 
     Raises:
         StallError: an `OSError` that says so, after `timeout_s`.
     """
-    try:
-        return future.result(timeout=timeout_s)
-    except TimeoutError:
-        if future.done():  # an answer after all, or it is the disk's own error
-            return future.result()
-        future.cancel()  # what nobody waits for any more must not begin later
-        raise StallError(timeout_s) from None
+    while True:
+        cpu_s = 0.0 if worker is None else worker.cpu_s()
+        try:
+            return future.result(timeout=timeout_s)
+        except TimeoutError:
+            if future.done():  # an answer after all, or it is the disk's own error
+                return future.result()
+            if worker is None or worker.cpu_s() - cpu_s < _ANSWER_CPU_S:
+                future.cancel()  # what nobody waits for any more must not begin later
+                raise StallError(timeout_s) from None
 
 
 class DaemonExecutor(Executor):
@@ -64,6 +74,8 @@ class DaemonExecutor(Executor):
         work = (self._calls, self._pending, idle)
         self._thread = threading.Thread(target=_run, args=work, name=name, daemon=True)
         self._thread.start()
+        assert self._thread.ident is not None
+        self._clock = time.pthread_getcpuclockid(self._thread.ident)
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -76,6 +88,14 @@ class DaemonExecutor(Executor):
     def post(self, fn: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Queue a call that raises nothing and whose end nobody waits for."""
         self._calls.put((None, partial(fn, *args, **kwargs)))
+
+    def cpu_s(self) -> float:
+        """Seconds of a core that its thread has taken: they stand still while that waits for an
+        answer, or has ended."""
+        try:
+            return time.clock_gettime(self._clock)
+        except OSError:  # it has ended
+            return 0.0
 
     def cancel(self) -> None:
         """Forget what is queued; what is running goes on."""

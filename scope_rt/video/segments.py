@@ -12,7 +12,7 @@ counts from the moment its record is complete. What the ledger does not name is 
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -66,6 +66,7 @@ class VideoSegments:
         with output_file.creating_beside(target, suffixes=CODEC_OF_SUFFIX):
             self._lock = _locked(self._path_of(0), target)
         self._parts: dict[int, SegmentFile] = {}
+        self._is_given_up = False
         self._next_number = 0
         """Of no segment that the ledger names: what was made again is told from it by that."""
         self._segment: Segment | None = None
@@ -163,17 +164,30 @@ class VideoSegments:
     def publish(self) -> FileDigest:
         """Join the whole chunks under the target's name; the segments stay. Returns what it holds.
 
-        Raises `OSError` or `av.FFmpegError`, leaving the target as it was.
+        Raises `OSError` or `av.FFmpegError`, leaving the target as it was; so does one that
+        was given up.
         """
         parts = [part for part in self._parts.values() if part.has_chunks]
         partial = self._hidden(f"partial{self._target.suffix.lower()}")
+        partial.unlink(missing_ok=True)  # who was given up may still have it open
         try:
-            _join(parts, partial, fps=Fraction(parts[0].format[3]))
+            _join(parts, partial, fps=Fraction(parts[0].format[3]), check=self._check_wanted)
             digest = FileDigest.of(partial)
+            self._check_wanted()
             partial.replace(self._target)
             return digest
         finally:
-            partial.unlink(missing_ok=True)
+            if not self._is_given_up:
+                partial.unlink(missing_ok=True)
+
+    def give_up_publishing(self) -> None:
+        """Let a `publish` that is under way on another thread change nothing any more but the file
+        it makes, which the next writer removes."""
+        self._is_given_up = True
+
+    def _check_wanted(self) -> None:
+        if self._is_given_up:
+            raise OSError("nobody waits for the video any more")
 
     def release(self) -> None:
         """Leave the chunks to a later writer, and no empty file."""
@@ -232,8 +246,11 @@ def _locked(path: Path, target: Path) -> BinaryIO:
         ) from None
 
 
-def _join(parts: Sequence[SegmentFile], path: Path, *, fps: Fraction) -> None:
-    """Copy the packets of all segments into one container, frame n at n / fps."""
+def _join(
+    parts: Sequence[SegmentFile], path: Path, *, fps: Fraction, check: Callable[[], None]
+) -> None:
+    """Copy the packets of all segments into one container, frame n at n / fps. Calls `check` before
+    each."""
     # The index in front lets a player start before it has the whole file.
     options = {"movflags": "+faststart"} if path.suffix == ".mp4" else {}
     num_frames = 0
@@ -241,6 +258,7 @@ def _join(parts: Sequence[SegmentFile], path: Path, *, fps: Fraction) -> None:
         stream = None
         for part in parts:
             for packet in part.packets():
+                check()
                 if stream is None:
                     stream = container.add_stream_from_template(packet.stream)
                     stream.time_base = 1 / fps

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import av
 import numpy as np
@@ -72,7 +72,8 @@ class VideoWriter:
         to reach 256 pixels, so that a person can see a small model's output.
         `ledger` is told of every whole chunk, `earlier` is what writers that died or were suspended
         told it: their chunks come first; without it, what they left is removed. `stall_timeout_s`
-        bounds the wait for one chunk, and at the end that for the disk to let go.
+        bounds the wait for one chunk, and at the end those for an answer of the disk and for it to
+        let go.
         Raises `UserInputError` for a path, size or rate that cannot be recorded, a path that has a
         living writer, and a recording that cannot be resumed; `RecordingError` where the disk takes
         no more of one that can.
@@ -95,6 +96,7 @@ class VideoWriter:
         self._stall_timeout_s = stall_timeout_s
         self._keep_on_error = keep_on_error
         self._queued: deque[Future[None]] = deque()
+        self._publishing: Future[FileDigest] | None = None
         self._last_index = -1
         """Of the chunks that this writer was given."""
         self._torn = False
@@ -189,8 +191,9 @@ class VideoWriter:
         With `keep` the whole chunks stay beside it for a resume; else the ledger is told that the
         video is published.
 
-        Raises `RecordingError` if a chunk or the video could not be written; whole chunks then
-        stay for a resume.
+        Blocks while the video is copied from its segments, and the bound of one wait for a disk
+        that gives no answer. Raises `RecordingError` if a chunk or the video could not be written;
+        whole chunks then stay for a resume.
         """
         if not self._open:
             return
@@ -199,9 +202,11 @@ class VideoWriter:
             self.abort()
             return
         self._at_exit.detach()  # an interrupt from here on leaves the chunks for a resume
+        self._publishing = self._thread.submit(self._publish)
         try:
-            self._encoder.close()
-            self.published = video = self._segments.publish()
+            # As long as it takes to copy the video, which its size alone bounds.
+            timeout_s, thread = self._stall_timeout_s, self._thread
+            self.published = video = answer(self._publishing, timeout_s=timeout_s, worker=thread)
         except _DISK_ERRORS as error:
             raise self._failure(error) from error
         if not keep:
@@ -286,6 +291,10 @@ class VideoWriter:
             self._torn = False
         self.encode_ms.append(encode_ms)
 
+    def _publish(self) -> FileDigest:
+        self._encoder.close()
+        return self._segments.publish()
+
     def _finish_oldest(self) -> None:
         """Wait for the oldest queued chunk; on its failure end the recording."""
         try:
@@ -313,11 +322,13 @@ class VideoWriter:
         return RecordingError(f"{self.path}: writing the video stopped ({error}), {kept}")
 
     def _end(self, *, keep: bool, patience_s: float | None = None) -> None:
-        """Stop the thread, giving its running chunk `patience_s`, and let go of the files."""
+        """Stop the thread, giving what it does `patience_s`, and let go of the files."""
         self._open = False
         self._at_exit.detach()
         self._thread.cancel()
-        running = [chunk for chunk in self._queued if not chunk.cancelled()]
+        self._segments.give_up_publishing()
+        calls: list[Future[Any]] = [*self._queued, *filter(None, [self._publishing])]
+        running = [call for call in calls if not call.cancelled()]
         patience_s = self._stall_timeout_s if patience_s is None else patience_s
         is_stalled = bool(wait(running, timeout=patience_s).not_done)
         self._queued.clear()

@@ -1,10 +1,11 @@
 """A disk that gives no answer is a named error within its bound, and what it held stays whole."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scope_contracts.errors import RecordingError
 from scope_rt.disk import DaemonExecutor, StallError, answer
 from scope_rt.video import writer as video_writer
 from scope_rt.video.encoder import SegmentEncoder
+from scope_rt.video.segment_file import SegmentFile
 from scope_rt.video.segments import VideoSegments
 from tests.video.test_full_disk import (
     CHUNK,
@@ -39,13 +41,15 @@ class Disk:
             self._keeps_waiting.set()
             assert self.back.wait(timeout=20), "nobody gave up"
 
-    def answer(self, future: Future[T], *, timeout_s: float) -> T:
+    def answer(
+        self, future: Future[T], *, timeout_s: float, worker: DaemonExecutor | None = None
+    ) -> T:
         """The bound of a call begins once it waits here: a slow machine is no stalled disk."""
         for _ in range(2000):
             if future.done() or self._keeps_waiting.wait(0.01):
                 break
         try:
-            return answer(future, timeout_s=timeout_s)
+            return answer(future, timeout_s=timeout_s, worker=worker)
         except StallError:
             self._keeps_waiting.clear()
             raise
@@ -120,3 +124,43 @@ def test_a_video_is_let_go_of_by_a_disk_that_stalls(
         assert resumed.earlier_chunks == num_chunks
         resumed.write(noise())
     assert num_frames_in(path) == (num_chunks + 1) * CHUNK
+
+
+def test_a_video_that_is_finished_on_a_disk_that_stalls_stays_for_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
+) -> None:
+    path = tmp_path / "video.mp4"
+    packets = SegmentFile.packets
+
+    def read_later(part: SegmentFile) -> Iterator[Any]:
+        disk.wait()
+        return packets(part)
+
+    monkeypatch.setattr(SegmentFile, "packets", read_later)
+    writer = writer_for(path, stall_timeout_s=BOUND_S)
+    writer.write(noise())
+    writer.drain()
+    disk.stalls.set()
+    with pytest.raises(RecordingError, match=r"disk for 0.2 s\), its first 1 chunks are kept"):
+        writer.close()
+    assert not disk.back.is_set()
+    disk.back.set()
+    writer._thread.settle(timeout_s=20)
+    assert not path.exists(), "it was published though nobody waited for it any more"
+    with writer_for(path, resume=True) as resumed:
+        assert resumed.earlier_chunks == 1
+    assert num_frames_in(path) == CHUNK
+
+
+def test_a_call_of_many_answers_may_take_longer_than_one() -> None:
+    disk, bound_s = DaemonExecutor("disk"), 0.05
+
+    def copy() -> str:
+        end_s = time.thread_time() + 4 * bound_s
+        while time.thread_time() < end_s:
+            pass
+        return "copied"
+
+    assert answer(disk.submit(copy), timeout_s=bound_s, worker=disk) == "copied"
+    with pytest.raises(StallError):
+        answer(disk.submit(time.sleep, 20), timeout_s=bound_s, worker=disk)

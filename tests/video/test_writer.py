@@ -273,9 +273,9 @@ def test_a_full_queue_waits_and_says_for_how_long(
         assert gate.wait(timeout=30)
         encode(writer, *chunk)
 
-    def answer_late(future: "Future[None]", *, timeout_s: float) -> None:
+    def answer_late(future: "Future[None]", **options: Any) -> Any:
         threading.Timer(0.2, gate.set).start()
-        answer(future, timeout_s=timeout_s)
+        return answer(future, **options)
 
     monkeypatch.setattr(VideoWriter, "_encode", gated)
     monkeypatch.setattr(video_writer, "answer", answer_late)
