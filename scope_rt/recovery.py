@@ -19,12 +19,13 @@ from scope_rt.instruments import Instruments
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.record.log import Log, NullLog
 from scope_rt.record.log_index import LogIndex
+from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import read_progress
 from scope_rt.record.runs import Runs
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.resumed import EarlierStream, Resumed, start_frame_in
-from scope_rt.stream_identity import identity, opened
+from scope_rt.stream_identity import identity, is_same_picture, opened
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import bytes_of
 from scope_rt.vae.codec import num_frames
@@ -149,11 +150,18 @@ class Recovery:
 
     def _of_this_run(self) -> StartFrame | None:
         """What the last start of this run noted before it was lost, and had shown nothing."""
-        if not (self._run_id and self._setup.environment.attempt and self._config.log):
+        if self._config.log is None or self._config.resume is False:
+            return None
+        if not self._setup.environment.attempt:
             return None
         log = LogIndex(self._config.log)
         noted = log.progress.start_frame
-        return start_frame_in(log) if noted is not None and noted.run_id == self._run_id else None
+        if noted is None or not self._is_of_this_run(log.progress):
+            return None
+        return start_frame_in(log) if is_same_picture(self._setup, noted) else None
+
+    def _is_of_this_run(self, progress: StreamProgress) -> bool:
+        return progress.run_id == self._run_id != ""
 
     def open_log(self) -> None:
         """Begin the log anew, or continue that of the stream to resume; then say who opened it.
@@ -186,7 +194,14 @@ class Recovery:
             self.resume_points.begin(resumed.point, log=self._log)()
         next_chunk = None if resumed is None else resumed.point.counts.next_chunk_index
         broken = self._instruments.broken_on_purpose
-        self._log.append(opened(self._setup, resumed_at_chunk=next_chunk, broken_on_purpose=broken))
+        self._log.append(
+            opened(
+                self._setup,
+                run_id=self._run_id,
+                resumed_at_chunk=next_chunk,
+                broken_on_purpose=broken,
+            )
+        )
         if resumed is not None and resumed.is_unlogged:
             self._log_pending(resumed.point.arrived()[-1])
 
@@ -213,8 +228,7 @@ class Recovery:
     def append_start_frame(self) -> None:
         """Before the first resume point is saved: whoever resumes the stream needs no picture."""
         frame = self.start_frame
-        record = start_frame_record(frame, run_id=self._run_id)
-        self._log.append(record, bytes(bytes_of(frame.latents)))
+        self._log.append(start_frame_record(frame), bytes(bytes_of(frame.latents)))
 
     def _watched(self, what: str) -> AbstractContextManager[None]:
         """A disk may take any time to read a long log, or never answer."""
@@ -233,9 +247,12 @@ class Recovery:
                 f"resume=True continues it; to start anew, delete {store.folder} and {header.log}, "
                 "or give resume=False"
             )
-        # No crash leaves this: a first resume point is saved before any chunk.
-        num_chunks = len(read_progress(log).shown)
-        if num_chunks:
+        # A resume point is saved before the first chunk of a stream: a crash leaves chunks without
+        # one only of a stream before, which this run makes again too.
+        progress = read_progress(log)
+        num_chunks = len(progress.shown)
+        is_of_stream_before = progress.shown.last[0] < progress.begun_at
+        if num_chunks and not (is_of_stream_before and self._is_of_this_run(progress)):
             raise UserInputError(
                 f"stream log {log}: is there already, of a stream of {num_chunks} chunks without a "
                 "snapshot to resume it from; choose another file, or to replace it, delete it or "

@@ -64,11 +64,11 @@ class EarlierStream:
             return None
         header, point = loaded
         folder = self._store.folder
+        path = self._log_to_resume(Path(header.log))
+        log = LogIndex(path)  # first: a log of another version means something else by its names
+        progress = log.progress
         check_identity(header, identity(self._setup), folder=folder)
         self._check_latents(point, folder)
-        path = self._log_to_resume(Path(header.log))
-        log = LogIndex(path)
-        progress = log.progress
         if not progress.num_starts:
             raise UserInputError(
                 f"the log {path} of the stream to resume is gone; to start anew, delete {folder}"

@@ -109,12 +109,26 @@ def check_same_picture(setup: StreamSetup, began: StartFrame | None, *, folder: 
         if (began is None) != (image is None):
             theirs = "none" if began is None else began.image
             raise other_stream(folder, "image", theirs, str(image or "none"))
-    elif recordable(str(image)) != began.image and setup.picture.sha256 != began.image_sha256:
+    elif not is_same_picture(setup, began):
         raise other_stream(folder, "image", began.image, str(image))
 
 
+def is_same_picture(setup: StreamSetup, began: StartFrame) -> bool:
+    """Whether the picture that was asked for has the name or the bytes of that one.
+
+    Raises:
+        UserInputError: its name is another, and it cannot be read.
+    """
+    image = setup.config.sampling.image
+    return recordable(str(image)) == began.image or setup.picture.sha256 == began.image_sha256
+
+
 def opened(
-    setup: StreamSetup, *, resumed_at_chunk: int | None, broken_on_purpose: str = ""
+    setup: StreamSetup,
+    *,
+    run_id: str = "",
+    resumed_at_chunk: int | None,
+    broken_on_purpose: str = "",
 ) -> Opened:
     """The first record of this process in the stream's log."""
     settings = setup.config.in_effect()
@@ -122,6 +136,7 @@ def opened(
         settings += f"; {BROKEN_ON_PURPOSE}{broken_on_purpose}"
     return Opened(
         at_s=time.time(),
+        run_id=run_id,
         package_version=__version__,
         torch_version=str(torch.__version__),
         model=setup.config.model.folder,

@@ -77,7 +77,8 @@ class Opened(Record):
 
     `backend` is the attention backend in effect, `model` the name or folder as it was given,
     `kv_cache_recompute_every` in chunks, `kv_cache` what `CacheChoice.named` reads,
-    `recompute_anchor` where the oldest context frame of a recompute comes from.
+    `recompute_anchor` where the oldest context frame of a recompute comes from, `run_id` the same
+    for every start of the ranks by one launcher, "" where there is none.
     """
 
     kind: ClassVar = RecordKind.OPENED
@@ -109,6 +110,7 @@ class Opened(Record):
     settings: str = ""
     """All that differed from the defaults, for a person."""
     resumed_at_chunk: int = NOT_RESUMED
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +127,11 @@ class StartFrame(Record):
     """Chunk 0 is a picture: `image` is its file as it was given, `image_sha256` of its bytes.
 
     The blob is the picture's latents, as `latents` describes them and `latents_sha256` over their
-    bytes: they are a fraction of a MiB, and whoever resumes the stream needs no file. `run_id` is
-    the same for every start of the ranks by one launcher, "" where there is none.
+    bytes: they are a fraction of a MiB, and whoever resumes the stream needs no file.
     """
 
     kind: ClassVar = RecordKind.START_FRAME
 
-    run_id: str
     image: str
     image_sha256: str
     latents: TensorSpec

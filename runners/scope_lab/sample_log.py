@@ -51,6 +51,7 @@ def opened(at_s: float = 1000.0, **changes: Any) -> Opened:
         "kv_cache": "h2o:int8",
         "frames_per_block": 3,
         "fps": 16,
+        "run_id": "0123456789abcdef",
     }
     return Opened(at_s=at_s, **(fields | changes))
 
@@ -60,7 +61,6 @@ def start_frame() -> tuple[StartFrame, bytes]:
     latents = struct.pack("<2f", 0.5, -0.5)
     record = StartFrame(
         at_s=1000.0,
-        run_id="0123456789abcdef",
         image="first.png",
         image_sha256="e" * 64,
         latents=TensorSpec(name=LATENTS_IN, dtype=DType.FLOAT32, shape=(1, 1, 2, 1, 1)),

@@ -71,11 +71,10 @@ def planned_record(envelope: PPEnvelope) -> Planned:
     return Planned(at_s=time.time(), envelope=envelope)
 
 
-def start_frame_record(frame: StartFrame, *, run_id: str) -> StartFrameRecord:
+def start_frame_record(frame: StartFrame) -> StartFrameRecord:
     """Chunk 0 will be `frame`; the record's blob is its latents."""
     return StartFrameRecord(
         at_s=time.time(),
-        run_id=run_id,
         image=recordable(frame.image),
         image_sha256=frame.image_sha256,
         latents=spec_of(LATENTS_IN, frame.latents),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from scope_contracts.envelope import PPEnvelope
-from scope_contracts.errors import ContractError, UserInputError, WireError
+from scope_contracts.errors import ContractError, UserInputError, VersionError, WireError
 from scope_contracts.log_file import MAGIC, Entry, LogReader, refuse_special
 from scope_contracts.log_records import (
     Control,
@@ -177,8 +177,10 @@ def read_entries(path: Path, progress: StreamProgress) -> Iterator[Entry]:
     with open_log(path) as file:
         yield from _added(LogReader(file, thorough=False), progress)
     if progress.damage is not None:
+        is_other = isinstance(progress.damage, VersionError)
+        what = "of another version" if is_other else "damaged"
         raise UserInputError(
-            f"stream log {path}: is damaged ({progress.damage}); {way_out}"
+            f"stream log {path}: is {what} ({progress.damage}); {way_out}"
         ) from progress.damage
 
 

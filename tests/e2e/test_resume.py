@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from scope_contracts.errors import SnapshotError, UserInputError
+from scope_contracts.log_records import Opened
+from scope_rt import recovery
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.scheduled_event import ScheduledEvent
@@ -22,6 +25,7 @@ from scope_rt.record.snapshot import look
 from scope_rt.record.snapshot_folder import SnapshotFolder
 from scope_rt.resumed import EarlierStream
 from scope_rt.session import StreamSession
+from scope_rt.stream_identity import opened
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.watchdog import Watchdog
 from tests.tiny_folder import KREA_RECIPE, write_tiny_folder
@@ -391,3 +395,32 @@ def test_a_frozen_log_saves_no_later_resume_point(folder: Path, tmp_path: Path) 
     assert look(tmp_path / "snapshot") == before
     again = resumed(tmp_path, folder, num_acknowledged=before.next_chunk_index)
     assert again[0].chunk_index == before.next_chunk_index
+
+
+def test_a_run_that_is_lost_as_its_second_stream_begins_starts_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    with StreamSession(kept_in(tmp_path, folder)) as session:
+        assert len(list(session.stream("a red circle", num_chunks=2))) == 2
+        session._recovery.begin("a blue square")  # type: ignore[union-attr]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    with pytest.raises(UserInputError, match="is there already, of a stream of 2 chunks"):
+        lost_after(tmp_path, folder, num_shown=1, num_acknowledged=1)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with StreamSession(kept_in(tmp_path, folder)) as session:
+        assert len(list(session.stream("a red circle", num_chunks=2))) == 2
+
+
+def test_a_stream_of_another_log_version_is_refused_by_it_whatever_else_differs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def older(*arguments: Any, **options: Any) -> Opened:
+        return replace(opened(*arguments, **options), log_version=5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "opened", older)
+        lost_after(tmp_path, folder, num_shown=2, num_acknowledged=2)
+    with pytest.raises(UserInputError, match=r"is of another version \(log_version: got 5, want"):
+        StreamSession(kept_in(tmp_path, folder, seed=6, resume=True))

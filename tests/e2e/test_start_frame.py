@@ -16,6 +16,7 @@ from scope_rt import recovery
 from scope_rt.config import StreamConfig
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.log_entries import retracted_record
+from scope_rt.control.saved_points import SavedResumePoints
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.models.family import Family
@@ -345,3 +346,28 @@ def test_the_latents_are_those_of_diffusers_pieces_put_together_by_hand(
     latents = torch.cat([chunk.latents for chunk in got])[None]
     assert want.std() > 0.1
     assert (latents - want).abs().max() <= 1e-4
+
+
+def out_of_memory(*arguments: object, **options: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("resume", [None, False])
+def test_a_run_of_the_same_name_with_another_picture_takes_its_own(
+    folder: Path,
+    picture: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resume: bool | None,
+) -> None:
+    other = painted(tmp_path / "other.png", seed=1)
+    place: dict[str, Any] = {"log": tmp_path / "log", "snapshot": tmp_path / "snapshot"}
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "my-stream")
+    with monkeypatch.context() as patch:  # an earlier one was lost before its first resume point
+        patch.setattr(SavedResumePoints, "begin", out_of_memory)
+        with pytest.raises(MemoryError):
+            chunks(folder, image=picture, **place)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    got = chunks(folder, image=other, resume=resume, **place)
+    monkeypatch.undo()
+    assert digests(got) == digests(chunks(folder, image=other))
