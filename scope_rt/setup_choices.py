@@ -21,7 +21,12 @@ def dtype_of(config: StreamConfig) -> DType:
     """The dtype that was asked for, or that of the devices that generate."""
     if config.model.dtype is not None:
         return config.model.dtype
-    return DType.BFLOAT16 if model_device_type() == "cuda" else DType.FLOAT32
+    return stream_dtype(on_gpu=model_device_type() == "cuda")
+
+
+def stream_dtype(*, on_gpu: bool) -> DType:
+    """What a stream runs in where nobody asks for another."""
+    return DType.BFLOAT16 if on_gpu else DType.FLOAT32
 
 
 def host_of(environment: LaunchEnvironment, topology: Topology, *, num_gpus: int) -> Host:

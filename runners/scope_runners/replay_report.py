@@ -33,8 +33,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What the comparison found. `not_compared` counts chunks that were dropped, that never
-    came, and those of which no latents were recorded."""
+    """What the comparison found. `not_compared` counts the planned chunks that were not; of these
+    `made` were finished all the same, behind a gap in the recorded latents or a restart that
+    lost what no replay has."""
 
     recording: str
     recorded_as: str
@@ -44,6 +45,7 @@ class ReplayReport:
     tolerance: float
     compared: int
     not_compared: int
+    made: int
     largest_diff: float
     """Over all chunks whose difference is a number, within the tolerance or not."""
     differences: tuple[Difference, ...]
@@ -87,6 +89,7 @@ def compare(
         tolerance=tolerance,
         compared=len(indices),
         not_compared=len(recorded.envelopes) - len(indices),
+        made=len(recorded.finished) - len(indices),
         largest_diff=largest,
         differences=tuple(differences),
         passed=not differences,
@@ -101,13 +104,18 @@ def table(report: ReplayReport) -> str:
         f"replayed   {report.replayed_as} ({report.replayed_with})",
         f"compared   {counted(report.compared, 'chunk')}, whose latents must be {want}",
     ]
-    if report.not_compared:
-        left_out = counted(report.not_compared, "chunk")
-        lines.append(f"left out   {left_out}: dropped, never finished, or without latents")
+    if not_made := report.not_compared - report.made:
+        lines.append(f"left out   {counted(not_made, 'chunk')}: dropped or never finished")
+    if report.made:
+        lines.append(
+            f"left out   {counted(report.made, 'chunk')} that were made: the recording has not all "
+            "latents up to them, or a restart lost what no replay has"
+        )
     if report.passed:
         is_equal = report.largest_diff == 0
         words = "equal" if is_equal else f"largest difference {report.largest_diff:.2g}"
-        return "\n".join([*lines, f"result     {words}"])
+        rest = f", as far as compared: {counted(report.made, 'chunk')} more were made"
+        return "\n".join([*lines, f"result     {words}{rest if report.made else ''}"])
     first = report.differences[0]
     by = "" if first.max_abs_diff is None else f" (by {first.max_abs_diff:.2g})"
     lines.append(

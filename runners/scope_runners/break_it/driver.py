@@ -133,7 +133,10 @@ class Driver:
                 )
                 raise ScopeError(
                     f"a stream of {topology.plan_id} --tp {topology.tp_degree} in which nothing "
-                    f"is broken made {len(seen.emitted)} of {script.num_chunks} chunks: {errors}"
+                    f"is broken made {len(seen.emitted)} of {script.num_chunks} chunks in "
+                    f"{self.bound_s:g} s: {errors}; where it is slow, give more time (--bound) or "
+                    "a recipe of your own (--recipe mine.toml) with a smaller default_height and "
+                    "default_width"
                 )
             self._clean[key] = seen
         return self._clean[key]

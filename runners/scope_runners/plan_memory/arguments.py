@@ -15,8 +15,6 @@ from scope_runners.plan_memory.presets import PRESETS
 from scope_runners.request import EMBEDDED_MODEL
 
 DEFAULT_MODEL = "krea-14b"
-STREAM_DTYPE = DType.FLOAT32
-"""What `scope-rt stream` runs."""
 _GIB = 1 << 30
 _MOST = 1 << 31
 """No size is larger."""
@@ -36,8 +34,8 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dtype",
         type=one_of((DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)),
-        help=f"of weights and rows (default: {STREAM_DTYPE}, as of `scope-rt stream`; for language "
-        "models bfloat16)",
+        help="of weights and rows (default, as of `scope-rt stream`: bfloat16 with --gpu or "
+        "--gpu-gib, else float32; for language models bfloat16)",
     )
     add(
         "--kv-cache",

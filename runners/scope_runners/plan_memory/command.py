@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scope_contracts.tensor_spec import DType
+from scope_rt.setup_choices import stream_dtype
 from scope_runners.exit_codes import FAILED
-from scope_runners.plan_memory.arguments import STREAM_DTYPE
 from scope_runners.plan_memory.plan import RankMemory, fits, fitting_changes, shown_size
 from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.video import VideoRequirement
@@ -86,9 +86,10 @@ def table(report: MemoryReport) -> str:
         f"{gpus}; a rank that generates keeps {report.bytes_per_token:,} B a token, "
         f"{shown_size(report.bytes_per_sequence)} a sequence",
     ]
-    if report.is_stream and report.dtype is not STREAM_DTYPE:
+    own_dtype = stream_dtype(on_gpu=report.available_bytes is not None)
+    if report.is_stream and report.dtype is not own_dtype:
         lines.append(
-            f"scope-rt stream runs {STREAM_DTYPE} on CPUs and bfloat16 on GPUs unless --dtype says "
+            "scope-rt stream runs float32 on CPUs and bfloat16 on GPUs unless --dtype says "
             f"otherwise; this plans {report.dtype}"
         )
     for part in report.ranks:

@@ -20,9 +20,10 @@ from scope_rt.lm.specs.row_storage import (
     Paged,
     RowStorage,
 )
+from scope_rt.setup_choices import stream_dtype
 from scope_rt.topology import Topology
 from scope_runners.parts import register_parts
-from scope_runners.plan_memory.arguments import DEFAULT_MODEL, STREAM_DTYPE
+from scope_runners.plan_memory.arguments import DEFAULT_MODEL
 from scope_runners.plan_memory.gpus import gpu_named
 from scope_runners.plan_memory.model_size import WanSize
 from scope_runners.plan_memory.presets import LanguageModel, VideoModel, frame_tokens, model_at
@@ -145,7 +146,7 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoRequirement
         model,
         plan_id=plan_id,
         tp=namespace.tp,
-        dtype=namespace.dtype or STREAM_DTYPE,
+        dtype=namespace.dtype or stream_dtype(on_gpu=_is_on_gpu(namespace)),
         cache=CacheChoice.named(namespace.kv_cache or "ring"),
         batch=namespace.batch,
         integrity=namespace.integrity or IntegrityLevel.DEFAULT,
@@ -277,6 +278,10 @@ def _stored(rows: RowFormat, kind: str | None) -> RowFormat:
         want = f"a codec of {', '.join(CodecKind)} after the colon"
         raise UserInputError(mismatch("--kv-cache", got=kind, want=want))
     return replace(rows, codec=CodecKind(codec))
+
+
+def _is_on_gpu(namespace: argparse.Namespace) -> bool:
+    return namespace.gpu is not None or namespace.gpu_bytes is not None
 
 
 def _language_dtype(namespace: argparse.Namespace) -> DType:

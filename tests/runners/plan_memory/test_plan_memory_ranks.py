@@ -77,7 +77,7 @@ def test_another_dtype_than_a_streams_default_comes_with_where_a_stream_is_given
 
 
 def test_a_control_rank_that_does_not_fit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    given = "--model wan-1.3b --plan pp0 --gpu-gib"
+    given = "--model wan-1.3b --plan pp0 --dtype float32 --gpu-gib"
     assert main(["plan-memory", *given.split(), "24"]) == 1
     shown = capsys.readouterr().out
     assert "2 GPUs of 24.00 GiB, one a rank" in shown
@@ -87,6 +87,15 @@ def test_a_control_rank_that_does_not_fit_is_named(capsys: pytest.CaptureFixture
     assert "fits 24.00 GiB: " in generator
     parts = report(f"{given} 24", capsys)["ranks"]
     assert [part["fits"] for part in parts] == [False, True]
+
+
+def test_on_gpus_what_a_stream_runs_in_there_is_planned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = "--model krea-14b --plan pp1 --tp 4"
+    planned = report(f"{given} --gpu rtx-4090", capsys)
+    assert (planned["dtype"], {part["fits"] for part in planned["ranks"]}) == ("bfloat16", {True})
+    assert report(given, capsys)["dtype"] == "float32"
 
 
 def test_advice_gives_the_control_rank_a_gpu_of_its_own_where_that_is_enough(
