@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
+from secrets import token_hex
 from typing import BinaryIO, Protocol
 
 import av
@@ -63,7 +64,11 @@ class VideoSegments:
         """
         self.num_chunks = 0
         self._target, self._ledger = target, ledger
+        self._joined = self._hidden(f"{token_hex(8)}.partial{target.suffix.lower()}")
+        """No other writer has a file of that name: who was given up may still work on its own."""
         with output_file.creating_beside(target, suffixes=CODEC_OF_SUFFIX):
+            with suppress(FileNotFoundError):
+                self._joined.lstat()  # refuses a name that is too long
             self._lock = _locked(self._path_of(0), target)
         self._parts: dict[int, SegmentFile] = {}
         self._is_given_up = False
@@ -75,8 +80,10 @@ class VideoSegments:
     def claim_segment(self) -> Path:
         """Where the next segment belongs; FFmpeg hides it from us if its header finds no room.
 
-        Raises `OSError`.
+        Removes videos half joined: a writer that was given up then finds none to publish. Raises
+        `OSError`, and `UserInputError` where one cannot be removed.
         """
+        self._remove_hidden(r"(\w+\.)?partial\.(mp4|webm)")
         path = self._path_of(self._next_number)
         path.write_bytes(bytes(_MOST_HEADER_BYTES))
         return path
@@ -168,21 +175,20 @@ class VideoSegments:
         was given up.
         """
         parts = [part for part in self._parts.values() if part.has_chunks]
-        partial = self._hidden(f"partial{self._target.suffix.lower()}")
-        partial.unlink(missing_ok=True)  # who was given up may still have it open
+        self._check_wanted()
         try:
-            _join(parts, partial, fps=Fraction(parts[0].format[3]), check=self._check_wanted)
-            digest = FileDigest.of(partial)
+            _join(parts, self._joined, fps=Fraction(parts[0].format[3]), check=self._check_wanted)
+            digest = FileDigest.of(self._joined)
+            # Given up after this, it is there already, and the next writer has removed it.
             self._check_wanted()
-            partial.replace(self._target)
+            self._joined.replace(self._target)
             return digest
         finally:
-            if not self._is_given_up:
-                partial.unlink(missing_ok=True)
+            self._joined.unlink(missing_ok=True)
 
     def give_up_publishing(self) -> None:
         """Let a `publish` that is under way on another thread change nothing any more but the file
-        it makes, which the next writer removes."""
+        it makes, which has a name of its own."""
         self._is_given_up = True
 
     def _check_wanted(self) -> None:
@@ -202,8 +208,16 @@ class VideoSegments:
         """
         os.ftruncate(self._lock.fileno(), 0)
         self._parts.clear()
-        pattern = re.escape(f".{self._target.name}.")
-        hidden = re.compile(pattern + r"(\d+\.partial\.nut|partial\.(mp4|webm))")
+        self._remove_hidden(r"\d+\.partial\.nut|(\w+\.)?partial\.(mp4|webm)")
+
+    def remove(self) -> None:
+        """Leave nothing that can be removed."""
+        with suppress(UserInputError):
+            self.discard()
+        self.release()
+
+    def _remove_hidden(self, endings: str) -> None:
+        hidden = re.compile(re.escape(f".{self._target.name}.") + f"({endings})")
         for path in self._target.parent.glob(".*.partial.*"):
             if hidden.fullmatch(path.name) and path != self._path_of(0):
                 try:
@@ -213,12 +227,6 @@ class VideoSegments:
                         f"output {self._target}: {path} is in the way ({error.strerror}); remove "
                         "it or choose another name"
                     ) from error
-
-    def remove(self) -> None:
-        """Leave nothing that can be removed."""
-        with suppress(UserInputError):
-            self.discard()
-        self.release()
 
     def _count(self, durable: Durable) -> None:
         self._parts[durable.segment].add(durable)

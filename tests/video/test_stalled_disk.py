@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scope_contracts.errors import RecordingError
 from scope_rt.disk import DaemonExecutor, StallError, answer
+from scope_rt.video import segments
 from scope_rt.video import writer as video_writer
 from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.segment_file import SegmentFile
@@ -164,3 +165,44 @@ def test_a_call_of_many_answers_may_take_longer_than_one() -> None:
     assert answer(disk.submit(copy), timeout_s=bound_s, worker=disk) == "copied"
     with pytest.raises(StallError):
         answer(disk.submit(time.sleep, 20), timeout_s=bound_s, worker=disk)
+
+
+@pytest.mark.parametrize("goes_on", ["before the join", "before the name is replaced"])
+def test_a_video_that_was_given_up_leaves_the_next_writer_s_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk, goes_on: str
+) -> None:
+    """The disk answers the first writer once the second has joined its video."""
+    path, join, replace = tmp_path / "video.mp4", segments._join, Path.replace
+    publish = VideoSegments.publish
+
+    def publish_later(given_up: VideoSegments) -> Any:
+        if goes_on == "before the join":
+            disk.wait()
+        return publish(given_up)
+
+    def replace_later(partial: Path, target: Path) -> Path:
+        if target == path and goes_on == "before the name is replaced":
+            disk.wait()
+        return replace(partial, target)
+
+    def join_first(*args: Any, **kwargs: Any) -> None:
+        join(*args, **kwargs)
+        if first._publishing is not None and not first._open:
+            disk.back.set()
+            wait([first._publishing], timeout=20)
+            assert not path.exists(), "the first writer published a file"
+
+    monkeypatch.setattr(VideoSegments, "publish", publish_later)
+    monkeypatch.setattr(Path, "replace", replace_later)
+    monkeypatch.setattr(segments, "_join", join_first)
+    first = writer_for(path, stall_timeout_s=BOUND_S)
+    first.write(noise())
+    first.drain()
+    disk.stalls.set()
+    with pytest.raises(RecordingError, match="its first 1 chunks are kept"):
+        first.close()
+    disk.stalls.clear()
+    with writer_for(path, resume=True) as second:
+        second.write(noise())
+    assert num_frames_in(path) == 2 * CHUNK
+    assert list(tmp_path.glob(".*.partial.*")) == []
