@@ -15,6 +15,7 @@ from PIL import Image
 
 from scope_contracts.errors import UserInputError
 from scope_rt.video import start_picture
+from scope_rt.video.png_rows import lacks_rows
 from scope_rt.video.start_picture import read_start_picture
 
 HEIGHT, WIDTH = 32, 64
@@ -227,6 +228,15 @@ def test_a_png_without_its_last_row_is_refused(
     read(path)
     path.write_bytes(png(width, 20, bytes(num_bytes - last_row), **form))
     assert refusal(path) == "has fewer rows than its header says; save or copy it again"
+
+
+def test_what_lies_behind_the_last_row_of_a_png_is_not_decompressed() -> None:
+    """It may be gigabytes; here it could not be."""
+    whole = png(4, 4, bytes(4 * (1 + 3 * 4)))
+    at, deflate = whole.index(b"IDAT"), zlib.compressobj()
+    rows = deflate.compress(bytes(4 * (1 + 3 * 4))) + deflate.flush(zlib.Z_SYNC_FLUSH)
+    pieces = (struct.pack(">I4s", len(data), b"IDAT") + data + bytes(4) for data in (rows, b"\xff"))
+    assert not lacks_rows(whole[: at - 4] + b"".join(pieces))
 
 
 def test_a_picture_too_small_or_too_large_is_refused_by_its_header(
