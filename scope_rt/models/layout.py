@@ -127,7 +127,7 @@ class Layout:
         family = family.in_folder(folder)
         transformer, lora = _transformer(folder, found, family), _lora(folder, found, family)
         if only is None:  # else the configuration may be of another file
-            _check_folder_agrees(family, _told_by_config(folder))
+            _check_folder_agrees(family, _told_by_config(folder), transformers=found.transformers)
         if found.problems:
             raise UserInputError(found.problems[0])
         config_path, config = _config(listing.root, listing.configs, transformer)
@@ -244,18 +244,25 @@ def _told_by_config(folder: Path) -> dict[str, Path]:
     return {name: path for name in family_names() if (path := _config_of(folder, name))}
 
 
-def _check_folder_agrees(family: Family, told: Mapping[str, Path]) -> None:
+def _check_folder_agrees(
+    family: Family, told: Mapping[str, Path], *, transformers: Sequence[FoundPart] | None = None
+) -> None:
     """Refuse a family of the package where the folder's own words are another's.
 
-    A file of a person's own is that person's word, and comes before.
+    A file of a person's own is that person's word, and comes before. A family that takes none of
+    the `transformers` is not advised.
 
     Raises:
         UserInputError: naming the file that says otherwise.
     """
     if family.name in told or not told or family.name not in family_names():
         return
-    name, path = next(iter(told.items()))
+    usable = [name for name in told if transformers is None or _takes_any(name, transformers)]
+    name = next(iter(usable or told))
+    path = told[name]
     said, fix = f"of recipe {name}", f"take --recipe {name}"
+    if not usable:
+        fix = f"copy the weights that {name}'s project publishes, or move {path.name} away"
     if name == RECIPE_NAME:
         said, fix = "the recipe of these weights", "leave --recipe out"
     raise UserInputError(
@@ -296,9 +303,14 @@ def _only_family(where: Path, families: Sequence[str], transformers: Sequence[Fo
 def _in_words(name: str, transformers: Sequence[FoundPart]) -> str:
     """A family, and what it takes that is not there."""
     keys = Family.named(name).weights.state_dicts
-    if "" in keys or any(part.key in keys for part in transformers):
+    if "" in keys or _takes_any(name, transformers):
         return name
     return f"{name} (takes {' or '.join(map(repr, keys))}, which is not there)"
+
+
+def _takes_any(name: str, transformers: Sequence[FoundPart]) -> bool:
+    keys = Family.named(name).weights.state_dicts
+    return any(part.key in keys for part in transformers)
 
 
 def _transformer(folder: Path, found: Recognised, family: Family) -> FoundPart:
@@ -317,9 +329,15 @@ def _transformer(folder: Path, found: Recognised, family: Family) -> FoundPart:
         raise UserInputError(found.problems[0])
     have = ", ".join(str(folder / str(part)) for part in found.transformers)
     want = " or ".join(f"{key!r} of a .pt" if key else "a file of one state dict" for key in keys)
+    told = _told_by_config(folder)
+    others = [
+        name
+        for name in told or found.families or family_names()
+        if _takes_any(name, found.transformers)
+    ]
+    fix = f", or name another family with --recipe ({', '.join(others)})" if others else ""
     raise UserInputError(
-        f"{have}: recipe {family.name} takes {want}; copy the project's own file, or name another "
-        "family with --recipe"
+        f"{have}: recipe {family.name} takes {want}; copy the project's own file{fix}"
     )
 
 

@@ -274,3 +274,19 @@ def test_a_model_is_opened_and_checked_by_headers_alone(
     monkeypatch.setattr(TensorReader, "__init__", read)
     monkeypatch.setattr(hashlib, "file_digest", read)
     ModelFolder.open(folder).check_parts()
+
+
+def test_a_family_is_advised_only_where_its_weights_are(folder: Path) -> None:
+    """CausVid's configuration beside weights that it does not take: no advice leads back."""
+    shutil.rmtree(folder / "configs")
+    (folder / "configs").mkdir()
+    (folder / "configs" / "wan_causal_dmd.yaml").write_text("{}\n")
+    with pytest.raises(UserInputError, match=r"copy the weights that causvid-1.3b's") as refused:
+        Layout.of(folder, None)
+    assert "take --recipe" not in str(refused.value)
+    with pytest.raises(UserInputError, match=r"takes 'generator' of a .pt; copy the") as refused:
+        Layout.of(folder, "causvid-1.3b")
+    assert "another family" not in str(refused.value)
+    (folder / "configs" / "wan_causal_dmd.yaml").unlink()
+    with pytest.raises(UserInputError, match=r"another family with --recipe \(self-forcing-1.3b"):
+        Layout.of(folder, "causvid-1.3b")
