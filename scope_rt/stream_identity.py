@@ -1,5 +1,6 @@
 """What ranks compare, what a resume checks and what a log begins with follow from one setup."""
 
+import os
 import time
 from pathlib import Path
 
@@ -98,8 +99,8 @@ def identity(setup: StreamSetup) -> tuple[tuple[str, str], ...]:
 def check_same_picture(setup: StreamSetup, began: StartFrame | None, *, folder: Path) -> None:
     """Refuse to resume the stream in `folder` with another picture than it `began` with, or none.
 
-    The name alone must be the same, as the log has the picture's latents: the file may be gone, or
-    be edited. Another name must be of a file with the same bytes.
+    The absolute path alone must be the same, as the log has the picture's latents: the file may be
+    gone, or be edited. Another must be of a file with the same bytes.
 
     Raises:
         UserInputError: it is another, or cannot be read.
@@ -110,17 +111,19 @@ def check_same_picture(setup: StreamSetup, began: StartFrame | None, *, folder: 
             theirs = "none" if began is None else began.image
             raise other_stream(folder, "image", theirs, str(image or "none"))
     elif not is_same_picture(setup, began):
-        raise other_stream(folder, "image", began.image, str(image))
+        raise other_stream(folder, "image", began.image, os.path.abspath(image))
 
 
 def is_same_picture(setup: StreamSetup, began: StartFrame) -> bool:
-    """Whether the picture that was asked for has the name or the bytes of that one.
+    """Whether the picture that was asked for has the absolute path or the bytes of that one.
 
     Raises:
         UserInputError: its name is another, and it cannot be read.
     """
     image = setup.config.sampling.image
-    return recordable(str(image)) == began.image or setup.picture.sha256 == began.image_sha256
+    assert image is not None, "asked for of a stream that begins with a picture"
+    path = recordable(os.path.abspath(image))
+    return path == began.image or setup.picture.sha256 == began.image_sha256
 
 
 def opened(

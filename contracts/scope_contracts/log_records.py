@@ -124,7 +124,7 @@ class Begun(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFrame(Record):
-    """Chunk 0 is a picture: `image` is its file as it was given, `image_sha256` of its bytes.
+    """Chunk 0 is a picture: `image` is its file's absolute path, `image_sha256` of its bytes.
 
     The blob is the picture's latents, as `latents` describes them and `latents_sha256` over their
     bytes: they are a fraction of a MiB, and whoever resumes the stream needs no file.

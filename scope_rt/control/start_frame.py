@@ -3,6 +3,7 @@
 Rank0 encodes it, as the beginning of a video; all others are given its latents.
 """
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -46,4 +47,5 @@ def encoded(
             f"image {picture.path}: the codec encodes it to numbers that are not finite; choose "
             "another codec_dtype or dtype"
         )
-    return StartFrame(image=str(picture.path), image_sha256=picture.sha256, latents=latents)
+    image = os.path.abspath(picture.path)
+    return StartFrame(image=image, image_sha256=picture.sha256, latents=latents)

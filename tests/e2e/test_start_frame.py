@@ -371,3 +371,21 @@ def test_a_run_of_the_same_name_with_another_picture_takes_its_own(
     got = chunks(folder, image=other, resume=resume, **place)
     monkeypatch.undo()
     assert digests(got) == digests(chunks(folder, image=other))
+
+
+def test_a_picture_is_the_same_by_its_absolute_path(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    for place, seed in ((home, 0), (away, 1)):
+        place.mkdir()
+        painted(place / "a.png", seed=seed)
+    monkeypatch.chdir(home)
+    lost_after(kept(folder, tmp_path, image=Path("a.png")), 2)
+    monkeypatch.chdir(away)
+    with pytest.raises(UserInputError, match=r"with image \S+/home/a.png, this .*/away/a.png;"):
+        StreamSession(kept(folder, tmp_path, image=Path("a.png"), resume=True))
+    (home / "a.png").unlink()
+    again = Path("..", "home", "a.png")
+    with StreamSession(kept(folder, tmp_path, image=again, resume=True)) as session:
+        assert session.resumed_at_chunk == 2
