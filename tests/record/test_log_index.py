@@ -1,15 +1,17 @@
 """Who resumes a stream finds what it needs in the log, and keeps no more of a longer one."""
 
 import gc
-import tracemalloc
+import sys
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 
 from scope_contracts.log_records import Begun, Control
 from scope_lab.sample_log import Story, durable, finished, opened, planned, segment, story, write
 from scope_rt.record.log_index import LogIndex
 
 MOST_BYTES = 8 * 900
-"""Of 900 chunks more: not even a list of their numbers. Other threads of the process take some."""
+"""Of 900 chunks more: not even a list of their numbers."""
 
 
 def chunks(first: int, end: int) -> Story:
@@ -21,26 +23,23 @@ def chunks(first: int, end: int) -> Story:
 
 
 def held_bytes(path: Path) -> int:
-    """What stays in memory of a log that was opened to resume its stream."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        progress = LogIndex(path).progress
-        gc.collect()
-        assert progress.num_starts == 1
-        return tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
+    """Of all objects that are kept of a log that was opened to resume its stream."""
+    progress = LogIndex(path).progress
+    assert progress.num_starts == 1
+    found, pending = dict[int, Any](), list[Any]([progress])
+    while pending:
+        each = pending.pop()
+        if id(each) not in found and not isinstance(each, type | ModuleType | FunctionType):
+            found[id(each)] = each
+            pending += gc.get_referents(each)
+    return sum(map(sys.getsizeof, found.values()))
 
 
 def test_a_log_of_ten_times_the_chunks_is_resumed_in_the_same_memory(tmp_path: Path) -> None:
     begun: Story = [(opened(), b""), (Begun(at_s=0.0, prompt="a"), b""), (segment(), b"")]
     short = write(tmp_path / "short", begun + chunks(0, 100))
     long = write(tmp_path / "long", begun + chunks(0, 1000))
-    held_bytes(short)  # what is made once
-    # The least of three: another thread of the test's process may keep something meanwhile.
-    of_long, of_short = (min(held_bytes(path) for _ in range(3)) for path in (long, short))
-    assert abs(of_long - of_short) < MOST_BYTES
+    assert held_bytes(long) - held_bytes(short) < MOST_BYTES
 
 
 def test_the_newest_chunks_before_a_resume_point_are_found_across_restarts(tmp_path: Path) -> None:
