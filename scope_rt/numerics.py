@@ -6,6 +6,7 @@ any more once somebody has used the newer ones.
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -20,6 +21,8 @@ _READ_BY_CUDA = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 _C: Any = torch._C
 """What `torch.backends` reads its switches by; its properties take three times as long, and these
 are read twice a chunk."""
+_SMALLEST = sys.float_info.min / 2
+"""A denormal number; 0 in arithmetic where a thread flushes them."""
 Readers = Mapping[str, Callable[[], object]]
 
 
@@ -39,7 +42,15 @@ _EVERYWHERE: Readers = {
     "autocast_cpu": partial(torch.is_autocast_enabled, "cpu"),
     "onednn": _C._get_mkldnn_enabled,
     "onednn_deterministic": _C._get_mkldnn_deterministic,
+    "denormals": lambda: _SMALLEST * 1.0 > 0,
+    "sdp_flash": _C._get_flash_sdp_enabled,
+    "sdp_efficient": _C._get_mem_efficient_sdp_enabled,
+    "sdp_math": _C._get_math_sdp_enabled,
+    "sdp_math_reduction": _C._get_math_sdp_allow_fp16_bf16_reduction,
+    "sdp_cudnn": _C._get_cudnn_sdp_enabled,
+    "sdp_order": lambda: tuple(_C._get_sdp_priority_order()),
 }
+"""The switches of attention kernels have `cuda` in their name, and choose those of a CPU too."""
 _WITH_CUDA: Readers = {
     "autocast_cuda": lambda: torch.is_autocast_enabled("cuda"),
     "autocast_cuda_dtype": lambda: torch.get_autocast_dtype("cuda"),
@@ -52,11 +63,6 @@ _WITH_CUDA: Readers = {
     "bf16_reduction": lambda: cuda.matmul.allow_bf16_reduced_precision_reduction,
     "bf16_split_k": lambda: cuda.matmul.allow_bf16_reduced_precision_reduction_split_k,
     "blas": cuda.preferred_blas_library,
-    "sdp_flash": cuda.flash_sdp_enabled,
-    "sdp_efficient": cuda.mem_efficient_sdp_enabled,
-    "sdp_math": cuda.math_sdp_enabled,
-    "sdp_math_reduction": cuda.fp16_bf16_reduction_math_sdp_allowed,
-    "sdp_cudnn": cuda.cudnn_sdp_enabled,
     "cudnn": lambda: cudnn.enabled,
     "cudnn_benchmark": lambda: cudnn.benchmark,
     "cudnn_deterministic": lambda: cudnn.deterministic,

@@ -37,6 +37,8 @@ SWITCHES = {
     "cudnn_deterministic": "torch.backends.cudnn.deterministic = True",
     "CUBLAS_WORKSPACE_CONFIG": "os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'",
     "fp32": "torch.backends.fp32_precision = 'ieee'",
+    "sdp_order": "torch._C._set_sdp_priority_order([2, 1, 0, 3, 4])",
+    "denormals": "torch.set_flush_denormal(True)",
 }
 """What changes each setting; a process of its own does it, which leaves the tests' as they are."""
 OLDER_NAMES = {

@@ -9,6 +9,7 @@ given in one chunk of so many and in each with a recompute, and the rest of call
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,7 +105,11 @@ class EdgeCheck:
         model = generator.model
         self._generator, self._rank, self._checks, self._every = generator, rank, checks, every
         self._rounding = Rounding.of(model.dtype)
-        self._feedback, self._schedule = generator.feedback, generator.schedule
+        self._feedback, schedule = generator.feedback, generator.schedule
+        self._sigma_of = partial(
+            sigma_of, shift=schedule.shift, num_steps=schedule.num_train_timesteps
+        )
+        self._eps = model.config.eps
         patch, head = model.patch_embedding, model.proj_out
         assert patch.bias is not None
         self._patch = Projection(patch.weight, patch.bias, self._rounding)
@@ -269,8 +274,7 @@ class EdgeCheck:
         left = self._stacked(indices, lambda call: call.left).double()
         heads = self._stacked(indices, lambda call: call.modulation.head).double()
         shift, scale = heads.flatten(2).unbind(1)  # a chunk's frames are alike
-        eps = self._generator.model.config.eps
-        want = self._head.of_normed(left.flatten(1, -2), scale, shift, eps=eps)
+        want = self._head.of_normed(left.flatten(1, -2), scale, shift, eps=self._eps)
         got = patches_of(self._stacked(indices, lambda call: call.flow))
         self._comparison.close(indices, "head", got.flatten(1, -2), *want)
 
@@ -294,11 +298,7 @@ class EdgeCheck:
         self._comparison.close([index], "step", got.to(call.x.device)[None], value, error)
 
     def _sigma(self, step: int) -> float:
-        return sigma_of(
-            self._envelope.denoising_step_list[step],
-            shift=self._schedule.shift,
-            num_steps=self._schedule.num_train_timesteps,
-        )
+        return self._sigma_of(self._envelope.denoising_step_list[step])
 
     def _stacked(self, indices: Sequence[int], part: Callable[[_Call], Tensor | None]) -> Tensor:
         kept = [part(self._calls[index]) for index in indices]

@@ -53,11 +53,13 @@ class PeerCheck:
     slow_factor: float = 0.0
     numerics: Callable[[], tuple[str, ...]] = tuple
     """This process's numeric settings, where they are watched."""
+    generator_settings: Callable[[], tuple[str, ...]] = tuple
+    """Likewise; ranks compared them when they met."""
     checks: Checks = field(default_factory=Checks)
     _num_chunks: int = 0
     _waited_before_s: float = 0.0
     _busy_ms: list[float] = field(default_factory=list)
-    _numerics_at_start: tuple[str, ...] | None = None
+    _settings_at_start: tuple[str, ...] | None = None
 
     def before(self, chunk: int, digest: Callable[[], ScalarDigest]) -> None:
         """Compare, if it is due, what the ranks are about to run: only then `digest` is asked for.
@@ -67,7 +69,7 @@ class PeerCheck:
 
         Raises:
             ParityError: naming the scalar or the numeric setting, both values and both ranks.
-            IntegrityError: this process's numeric settings changed.
+            IntegrityError: settings of this process or its generator changed.
             SlowRankError: naming the rank.
             FieldError, WireError: a rank's report cannot be read.
         """
@@ -76,10 +78,10 @@ class PeerCheck:
         self._waited_before_s = self.waited_s()
         if not due:
             return
-        now = self._check_numerics(chunk)
+        self._check_settings(chunk)
         if self.gather is None:
             return
-        shared = tuple(each for each in now if not each.startswith(_OF_ONE_RANK))
+        shared = tuple(each for each in self.numerics() if not each.startswith(_OF_ONE_RANK))
         mine = PeerReport(digest=digest(), busy_ms=self._usual_ms(), numerics=shared)
         reports = [PeerReport.decode(data) for data in self.gather(mine.encode())]
         self.checks.scalars([report.digest for report in reports], self.ranks)
@@ -99,7 +101,7 @@ class PeerCheck:
             SlowRankError: this rank became far slower.
             FieldError, WireError: a rank's evidence cannot be read.
         """
-        self._check_numerics(chunk)  # else it would be the next chunk that accuses this one
+        self._check_settings(chunk)  # else it would be the next chunk that accuses this one
         if evidence is not None:
             self._compare(chunk, evidence)
         busy_ms = elapsed_ms - (self.waited_s() - self._waited_before_s) * 1e3
@@ -108,14 +110,13 @@ class PeerCheck:
             self._check_pace(chunk, [max(busy_ms, usual_ms), usual_ms])
         self._busy_ms = [*self._busy_ms[1 - NUM_REMEMBERED :], busy_ms]
 
-    def _check_numerics(self, chunk: int) -> tuple[str, ...]:
-        """This process's numeric settings, which are still those of its start."""
-        now = self.numerics()
-        self._numerics_at_start = self._numerics_at_start or now
-        if now != self._numerics_at_start:
+    def _check_settings(self, chunk: int) -> None:
+        """This process's numeric settings and its generator's are still those of its start."""
+        now = (*self.numerics(), *self.generator_settings())
+        self._settings_at_start = self._settings_at_start or now
+        if now != self._settings_at_start:
             with suspect_from(chunk):
-                self.checks.numerics(self.rank, chunk, now=now, at_start=self._numerics_at_start)
-        return now
+                self.checks.numerics(self.rank, chunk, now=now, at_start=self._settings_at_start)
 
     def _compare(self, chunk: int, mine: RankEvidence) -> None:
         given = [mine]

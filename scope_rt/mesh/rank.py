@@ -17,6 +17,7 @@ from scope_contracts.weights import added_up
 from scope_rt.collectives import SoloCollectives
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
+from scope_rt.integrity.generator_settings import generator_settings
 from scope_rt.integrity.verifier import Verifier
 from scope_rt.kv_cache.factory import open_frame_cache
 from scope_rt.mesh.full_pipeline import FullPipeline, derived_of
@@ -347,7 +348,8 @@ class Rank:
                 gather=None if self._groups.digests is None else self._groups.digests.gather,
                 waited_s=(lambda: 0.0) if sums is None else (lambda: sums.wait_s),
                 slow_factor=setup.config.mesh.slow_rank_factor,
-                numerics=numeric_settings if self._setup.verifies else tuple,
+                numerics=numeric_settings if setup.verifies else tuple,
+                generator_settings=generator_settings(generator) if setup.verifies else tuple,
                 checks=self._instruments.checks,
             ),
             result_wait=self._result_wait(),

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import cuda
 
 from scope_rt.attention.backend import AttentionBackend
 from scope_rt.attention.key_bias import KeyBias
@@ -97,6 +98,19 @@ def _turn_last_block(generator: ChunkGenerator) -> ChunkGenerator:
 def _set_precision(generator: ChunkGenerator) -> ChunkGenerator:
     """Products of matrices in bfloat16, where the processor has them, for the whole process."""
     torch.set_float32_matmul_precision("medium")
+    return generator
+
+
+def _switch_attention(generator: ChunkGenerator) -> ChunkGenerator:
+    """As a library does that prefers a kernel; its results differ in their last bits."""
+    cuda.enable_flash_sdp(False)
+    cuda.enable_mem_efficient_sdp(False)
+    return generator
+
+
+def _shift_schedule(generator: ChunkGenerator, *, by: float) -> ChunkGenerator:
+    """Where it lies, as a memory error does; what was made of it stays."""
+    object.__setattr__(generator.schedule, "shift", generator.schedule.shift * by)
     return generator
 
 
@@ -207,6 +221,8 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "turn_output": _turn_output,
     "turn_last_block": _turn_last_block,
     "set_precision": _set_precision,
+    "switch_attention": _switch_attention,
+    "shift_schedule": _shift_schedule,
     "skip_writes": _skip_writes,
     "skip_early_writes": _skip_early_writes,
     "turn_rotations": _turn_rotations,
