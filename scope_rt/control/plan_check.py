@@ -24,6 +24,7 @@ from scope_rt.control.planner import StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.models.recipe_choices import TransitionWeights
+from scope_rt.tensors import sha256_of
 
 Planned = tuple[str, object, object]
 """What was planned: its name, the value, and what it must be."""
@@ -37,11 +38,11 @@ _SMALLEST_SINE = 1e-4
 class _Way:
     """A transition under way, of which `step` chunks were planned."""
 
-    source: Tensor
+    source: Conditioning
     target: Conditioning
     spec: TransitionSpec
+    """Not the one that is planned by."""
     step: int
-
     weights: TransitionWeights
 
     @property
@@ -62,7 +63,7 @@ class _Way:
 
     def distance(self, embeds: Tensor) -> tuple[float, float]:
         """The largest difference of `embeds` from what they must be here, and its bound."""
-        source, target = (x.double().cpu().numpy() for x in (self.source, self.target.embeds))
+        source, target = (x.embeds.double().cpu().numpy() for x in (self.source, self.target))
         want = source + self.share * (target - source)
         if self.spec.method is Interpolation.SLERP:
             want = _turned(source, target, self.share, straight=want)
@@ -88,11 +89,10 @@ class Asked:
         text, under_way, way = position.text, position.transition, None
         weights = position.planner.settings.recipe.transition_weights
         if text is not None and under_way is not None:
-            target = Conditioning(text.prompt, under_way.target)
             way = _Way(
-                source=under_way.source,
-                target=target,
-                spec=under_way.spec,
+                source=Conditioning("", under_way.source),
+                target=Conditioning(text.prompt, under_way.target),
+                spec=replace(under_way.spec),
                 step=under_way.step,
                 weights=weights,
             )
@@ -104,8 +104,8 @@ class Asked:
         if directive.conditioning is not None:
             posted, spec, way = directive.conditioning, directive.transition, None
             if spec is not None and text is not None and not is_cut:
-                source, weights = text.embeds, self.weights
-                way = _Way(source=source, target=posted, spec=spec, step=0, weights=weights)
+                own, weights = replace(spec), self.weights
+                way = _Way(source=text, target=posted, spec=own, step=0, weights=weights)
             else:
                 text = posted
         elif is_cut and way is not None:
@@ -178,6 +178,9 @@ class PlanCheck:
         way, before, bias = asked.way, self._asked.text, envelope.kv_cache_attention_bias
         if way is not None:
             yield "prompt", text.prompt, way.target.prompt
+            for end, kept in (("first", way.source), ("last", way.target)):
+                name = f"with the transition's {end} embeddings"
+                yield name, sha256_of(kept.embeds), kept.embeds_sha256
             distance, bound = way.distance(text.embeds)
             yield "embeddings beside the transition's", 0 if distance <= bound else distance, 0
             want = way.bias(self._rest)

@@ -6,6 +6,7 @@ code when a chunk has taken it.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from scope_contracts.integrity import suspect_from
 from scope_rt.control.inbox import ControlInbox, Directive, Receipt, ScheduledDirective, Taken
@@ -70,7 +71,7 @@ def _together(asked: Sequence[Directive]) -> Directive:
     newest = next((each for each in reversed(asked) if each.conditioning is not None), Directive())
     return Directive(
         conditioning=newest.conditioning,
-        transition=newest.transition,
+        transition=newest.transition and replace(newest.transition),  # not the one in the inbox
         hard_cut=any(each.hard_cut for each in asked),
         drop_in_flight=any(each.drop_in_flight for each in asked),
         recompute=any(each.recompute for each in asked),

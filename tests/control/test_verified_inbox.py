@@ -114,6 +114,19 @@ def test_what_is_not_what_was_asked_for_is_told_at_its_chunk(
             take(inbox, 3)
 
 
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_a_transition_that_changes_while_it_waits_is_not_taken(is_scheduled: bool) -> None:
+    inbox, spec = VerifiedInbox(Instruments()), replace(SOFT)
+    asked = Directive(conditioning=TEXT, transition=spec)
+    if is_scheduled:
+        inbox.schedule([ScheduledDirective(chunk_index=3, directive=asked)])
+    else:
+        inbox.post(asked)
+    object.__setattr__(spec, "bias_floor", 0.9)
+    with pytest.raises(IntegrityError, match="chunk 3: rank 0: plans transition"):
+        take(inbox, 3)
+
+
 def test_who_posted_what_was_lost_is_answered() -> None:
     inbox = VerifiedInbox(Instruments(faults=Breaks(lost)))
     receipt = inbox.post(CUT)

@@ -18,7 +18,7 @@ from scope_rt.control.plan_check import PlanCheck
 from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
 from scope_rt.control.scheduled_event import ScheduledEvent
-from scope_rt.control.transition import Interpolation, TransitionSpec
+from scope_rt.control.transition import Interpolation, Transition, TransitionSpec
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.session import StreamSession
@@ -28,10 +28,14 @@ from tests.tiny_folder import tiny_folder
 
 AT, NUM_CHUNKS = 5, 8
 SOFTLY = TransitionSpec(num_chunks=4, method=Interpolation.SLERP, bias_floor=0.3)
-EVENTS = [
-    ScheduledEvent(chunk_index=2, prompt="a green square", transition=SOFTLY),
-    ScheduledEvent(chunk_index=AT + 1, prompt="a white triangle", recompute=True),
-]
+
+
+def some_events() -> list[ScheduledEvent]:
+    """With a transition of their own: a test may change it."""
+    return [
+        ScheduledEvent(chunk_index=2, prompt="a green square", transition=replace(SOFTLY)),
+        ScheduledEvent(chunk_index=AT + 1, prompt="a white triangle", recompute=True),
+    ]
 
 
 def enveloped(**changed: Any) -> Callable[[Any, pytest.MonkeyPatch], None]:
@@ -72,12 +76,30 @@ def no_text_is_sent(session: Any, patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def way_of(session: Any) -> Transition:
+    """The transition that the stream is in."""
+    found = session._loop._pipeline.position.transition
+    assert isinstance(found, Transition)
+    return found
+
+
+def spec_in_memory(session: Any, patch: pytest.MonkeyPatch) -> None:
+    object.__setattr__(way_of(session).spec, "bias_floor", 0.9)
+
+
+def source_in_memory(session: Any, patch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode():
+        way_of(session).source[..., 0] += 0.1
+
+
 CHANGES = [
     ("base_seed 9", enveloped(base_seed=9)),
     ("denoising_step_list", enveloped(denoising_step_list=(1000.0, 600.0))),
     ("kv_cache_attention_bias", enveloped(kv_cache_attention_bias=0.9)),
     ("kv_cache_attention_bias", other_bias),
     ("embeddings beside the transition's", other_step),
+    ("kv_cache_attention_bias", spec_in_memory),
+    ("with the transition's first embeddings", source_in_memory),
     ("prompt a red circle", other_text),
     ("reset_crossattn_cache False", no_text_is_sent),
     ("do_kv_recompute False", enveloped(do_kv_recompute=False, expected_generator_calls=3)),
@@ -89,7 +111,7 @@ def streamed(change: Any, patch: pytest.MonkeyPatch, checks: Checks, level: str)
     with StreamSession(
         StreamConfig.of(tiny_folder(), integrity=level), instruments=Instruments(checks=checks)
     ) as session:
-        for chunk in session.stream(PROMPT, num_chunks=NUM_CHUNKS, schedule=EVENTS):
+        for chunk in session.stream(PROMPT, num_chunks=NUM_CHUNKS, schedule=some_events()):
             shown.append(chunk.chunk_index)
             if chunk.chunk_index == AT - 2:  # chunk AT - 1 is still in the transition
                 change(session, patch)
