@@ -363,10 +363,11 @@ class StreamSetup:
     def rank_zero_parts(self) -> RankZeroParts:
         """What rank0 makes pictures and embeddings with, to be verified; the codec's weights are
         taken to be right as they are now."""
+        stride = self.codec_sizes.spatial_stride
         return RankZeroParts(
             decoder=self.decoder,
             codec=self.codec_sizes,
-            pixel_multiple=self.geometry.pixel_multiple,
+            latent_size=(self.height // stride, self.width // stride),
             weights=part_digests({"vae": self.codec}),
             encoded_again=self._prompts.first_again,
         )

@@ -6,7 +6,8 @@ decodes along for as many chunks before its turn as a picture depends on, so tha
 more than two decodes. What both would do wrong alike is found elsewhere: weights of the codec are
 verified in rotation, all within M chunks. What has no digest (code, kernels, their
 switches, a table that is no tensor of a module) shows by what fixed latents, with each chunk that
-is decoded again, and the first prompt give: what they always gave.
+is decoded again, and the first prompt give: what they always gave. PyTorch's own switches are read
+with each chunk, on the thread that decodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +20,15 @@ from scope_contracts.integrity import IntegrityLevel, suspect_from
 from scope_rt.checks import Checks
 from scope_rt.integrity.canary import ROTATIONS
 from scope_rt.integrity.rotation import Part, Rotation, parts_of
+from scope_rt.numerics import numeric_settings
 from scope_rt.tensor_digests import TensorDigests
 from scope_rt.tensors import crc32_of, digest_of
 from scope_rt.vae.codec import CodecSizes, StreamingDecoder
 from scope_rt.values import is_constant
 
 _SEED, _FIXED_FRAMES = 0x5C0FE, 2
+_FAR = 4.0
+"""About the largest number of a model's latents, whose usual size is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +38,8 @@ class RankZeroParts:
     decoder: Callable[[], StreamingDecoder]
     """A new one, at the start of an epoch."""
     codec: CodecSizes
-    pixel_multiple: int
-    """Of which height and width must be multiples."""
+    latent_size: tuple[int, int]
+    """Rows and columns of a latent frame of the stream."""
     weights: TensorDigests
     """Of the codec; the text encoder's are verified when it is used (`EncodedPrompts`)."""
     encoded_again: Callable[[], tuple[str, str] | None]
@@ -48,8 +52,8 @@ class PictureCheck:
     def __init__(
         self, parts: RankZeroParts, *, level: IntegrityLevel, within: int, checks: Checks
     ) -> None:
-        """Build it when the parts are loaded; decodes the fixed latents. `within` is M, in
-        chunks."""
+        """Build it when the parts are loaded; decodes the fixed latents, `_FIXED_FRAMES` latent
+        frames of the stream's size. `within` is M, in chunks."""
         self.is_strict = level is IntegrityLevel.STRICT
         self._parts, self._checks = parts, checks
         self._within = 1 if self.is_strict else within
@@ -63,6 +67,8 @@ class PictureCheck:
         self._text_verified_at = -1
         self._second = SecondDecoder(parts)
         self._fixed = FixedLatents(parts)
+        self._settings: tuple[str, ...] | None = None
+        """Of the thread that decodes, since its first chunk."""
 
     @property
     def num_frames_before(self) -> int:
@@ -90,8 +96,9 @@ class PictureCheck:
         if self._first_chunk is None:
             self._first_chunk, self._text_verified_at = chunk, chunk - 1
             self._fixed.begin(chunk)
+        self._verify_settings(chunk)  # first: they are the cause, and so are weights
         if due := self._rotation.due():
-            self._verify_weights(chunk, due)  # first: they are the cause
+            self._verify_weights(chunk, due)
         if chunk % self._text_every == self._text_every // 2:
             self._verify_text(chunk)
         chunks_to_turn = (self._every // 2 - chunk) % self._every
@@ -112,6 +119,12 @@ class PictureCheck:
             FingerprintError: naming the weight.
         """
         self._verify_weights(chunk, self._rotation.parts)
+
+    def _verify_settings(self, chunk: int) -> None:
+        now = numeric_settings()
+        self._settings = self._settings or now
+        with suspect_from(chunk):
+            self._checks.numerics(0, chunk, now=now, at_start=self._settings)
 
     def _verify_weights(self, chunk: int, due: Sequence[Part]) -> None:
         changed = self._parts.weights.changed(part.name for part in due)
@@ -183,15 +196,22 @@ class SecondDecoder:
 
 
 class FixedLatents:
-    """A small picture that is decoded again and again, one latent frame after another."""
+    """A picture as large as the stream's that is decoded again and again, one latent frame after
+    another.
+
+    Each place of a picture may be a kernel's own case, and each brightness one of the code's: it is
+    quiet on one side and rough on the other, and goes from one end of the scale to the other.
+    """
 
     def __init__(self, parts: RankZeroParts) -> None:
         """Decodes it; what it gives is right as it is now."""
-        codec = parts.codec
-        side = parts.pixel_multiple // codec.spatial_stride
-        shape = (1, _FIXED_FRAMES, codec.latent_channels, side, side)
-        latents = torch.randn(shape, generator=torch.Generator().manual_seed(_SEED))
-        self._latents, self._decoder = latents.split(1, dim=1), parts.decoder()
+        rows, columns = parts.latent_size
+        drawn = torch.Generator().manual_seed(_SEED)
+        shape = (1, _FIXED_FRAMES, parts.codec.latent_channels, rows, columns)
+        signs = torch.randn(*shape[:3], 1, 1, generator=drawn).sign()
+        slope = torch.linspace(-_FAR, _FAR, rows)[:, None] * signs
+        latents = slope + torch.linspace(0, _FAR, columns) * torch.randn(shape, generator=drawn)
+        self._latents, self._new_decoder = latents.split(1, dim=1), parts.decoder
         self._noted, self._verified_at = self._decoded(), -1
 
     def begin(self, chunk: int) -> None:
@@ -211,5 +231,5 @@ class FixedLatents:
 
     def _decoded(self) -> str:
         """Digest of its frames; the second one needs what the decoder remembers of the first."""
-        self._decoder.reset()
-        return digest_of(torch.cat([self._decoder.decode(each) for each in self._latents], dim=1))
+        decoder = self._new_decoder()  # kept, its memory would be as large as the stream's
+        return digest_of(torch.cat([decoder.decode(each) for each in self._latents], dim=1))

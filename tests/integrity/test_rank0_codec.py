@@ -1,5 +1,6 @@
 """The codec of rank0 is what was loaded, and what it decodes is looked at in rotation."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -78,6 +79,30 @@ def test_a_codec_that_is_wrong_the_same_way_twice_shows_fixed_latents_otherwise(
     assert len(shown) == AT
 
 
+def dimmed(video: Tensor) -> Tensor:
+    return video.clamp(max=0.5)
+
+
+def last_row_off(video: Tensor) -> Tensor:
+    video[..., -1, :] -= 0.02
+    return video
+
+
+@pytest.mark.parametrize("wrong", [dimmed, last_row_off])
+def test_in_strict_a_codec_that_goes_wrong_for_some_pixels_alone_shows_nothing_wrong(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Tensor], Tensor]
+) -> None:
+    decode = TinyVideoCodec.decode
+
+    def change(decoder: CheckedDecoder) -> None:
+        monkeypatch.setattr(TinyVideoCodec, "decode", lambda *given: wrong(decode(*given)))
+
+    shown: list[Chunk] = []
+    with pytest.raises(IntegrityError, match="the picture of fixed latents changed"):
+        shown_with(Change(FaultPoint.DECODER, AT, change), shown=shown, integrity="strict")
+    assert len(shown) == AT
+
+
 @pytest.mark.parametrize("starts_epoch", [True, False])
 def test_in_strict_a_codec_that_goes_wrong_for_one_of_the_fixed_frames_shows_nothing_wrong(
     monkeypatch: pytest.MonkeyPatch, starts_epoch: bool
@@ -120,3 +145,17 @@ def test_an_error_of_rank0_is_said_once_and_with_the_chunk_that_it_is_of() -> No
         for _ in session.stream(PROMPT, num_chunks=AT + 2):
             pass
     session.close()
+
+
+@pytest.mark.parametrize("level", ["default", "strict"])
+def test_a_setting_that_changes_for_the_thread_that_decodes_shows_nothing(level: str) -> None:
+    def change(frames: Tensor) -> None:
+        torch.set_default_dtype(torch.float64)
+
+    shown: list[Chunk] = []
+    try:
+        with pytest.raises(IntegrityError, match=f"chunk {AT}.* default_dtype=torch.float64"):
+            shown_with(Change(FaultPoint.DECODED, AT, change), shown=shown, integrity=level)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert len(shown) == AT

@@ -64,7 +64,7 @@ def run(
     parts = RankZeroParts(
         decoder=lambda: SumDecoder(again),
         codec=SIZES,
-        pixel_multiple=SIDE,
+        latent_size=(SIDE, SIDE),
         weights=TensorDigests(),
         encoded_again=lambda: None,
     )

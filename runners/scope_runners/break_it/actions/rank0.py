@@ -46,6 +46,14 @@ def _scale_codec_weight(decoder: CheckedDecoder, *, by: float) -> CheckedDecoder
     return decoder
 
 
+def _dim_highlights(decoder: CheckedDecoder) -> CheckedDecoder:
+    """Every decoder of the codec gives nothing brighter than three quarters, from now on."""
+    codec: Any = decoder.codec
+    decode = codec.decode
+    codec.decode = lambda *latents: decode(*latents).clamp(max=0.5)
+    return decoder
+
+
 def _reset_decoder(decoder: CheckedDecoder) -> CheckedDecoder:
     """In the middle of an epoch."""
     decoder.reset()
@@ -68,6 +76,7 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "scale_tensor": _scale_tensor,
     "scale_embeds": _scale_embeds,
     "scale_codec_weight": _scale_codec_weight,
+    "dim_highlights": _dim_highlights,
     "reset_decoder": _reset_decoder,
     "shift_frames": _shift_frames,
 }

@@ -47,6 +47,15 @@ CASES = cases_of(
         takes_turns=True,
     ),
     _RANK0(
+        number=60,
+        name="codec-highlights",
+        description="the codec's code begins to give nothing brighter than three quarters",
+        layer=(Detector.CODEC,),
+        action="dim_highlights",
+        point=FaultPoint.DECODER,
+        levels=_ONCE,
+    ),
+    _RANK0(
         number=61,
         name="text-encoded",
         description="the text encoder gives other embeddings, once",
