@@ -91,5 +91,6 @@ def test_every_numeric_fault_is_tried_at_each_level_that_finds_it() -> None:
         for fault in {case.fault for case in numeric}
     }
     only_strict = {fault for fault, tried in levels.items() if tried != LEVELS}
-    assert only_strict == {"early-write", "decoder-memory", "frames-shifted"}
+    rank0_once = {"decoder-memory", "frames-shifted", "codec-highlights"}
+    assert only_strict == {"early-write"} | rank0_once
     assert all(levels[fault] == LEVELS[-1:] for fault in only_strict)
