@@ -2,17 +2,21 @@
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 CHECKPOINTS = Path(os.environ.get("SCOPE_TEST_CHECKPOINTS", Path(__file__).parent / "checkpoints"))
 """Another folder of the same form is tested with the variable; see the README in ours."""
 SELF_FORCING = CHECKPOINTS / "self-forcing"
+GENERATOR = "checkpoints/self_forcing_dmd.pt"
+"""Of Self-Forcing's folder."""
 FASTVIDEO = CHECKPOINTS / "fastvideo-diffusers"
 LONGLIVE = CHECKPOINTS / "longlive"
 KREA = CHECKPOINTS / "krea-14b"
@@ -26,6 +30,26 @@ _MISSING = [
 NEEDS_WAN = pytest.mark.skipif(bool(_MISSING), reason=f"not installed: {', '.join(_MISSING)}")
 """Marks what loads Wan's parts. To import what they need takes seconds of every worker of tests,
 and most of them run none of this: tests import it themselves."""
+
+
+def copied(source: Path, into: Path) -> Path:
+    """A copy of a checkpoint's folder in `into`, without its recordings."""
+    ignored = shutil.ignore_patterns("*.rollout.*", "tokenizer_cases.json")
+    return shutil.copytree(source, into / source.name, ignore=ignored)
+
+
+def keep_generator(folder: Path, **states: str) -> None:
+    """Write the generator of a copy of Self-Forcing's folder under these keys, with these
+    prefixes."""
+    path = folder / GENERATOR
+    weights = torch.load(path, weights_only=True)["generator_ema"]
+    torch.save(
+        {
+            key: {name.replace("model.", prefix, 1): each for name, each in weights.items()}
+            for key, prefix in states.items()
+        },
+        path,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ class LoraPlace:
     """A LoRA that is merged at load, and what its file does not say."""
 
     state_dict: str
-    rank: int
+    rank: int | None = None
+    """Of a file that `alpha` fits; None for whatever rank its factors have."""
     alpha: float
     all_blocks: bool = True
     """Whether a layer that it changes in one block is changed in every block; a file that lacks
@@ -76,12 +77,10 @@ class Family:
         return self.name != RECIPE_NAME
 
     def is_in(self, names: Collection[str]) -> bool:
-        """Whether one of `names` is of its project, or nothing can be told of that: the name of a
-        project's variant begins as the project's own (longlive-infinity-1.3b, longlive-1.3b)."""
-        projects = [name.rpartition("-")[0] for name in names]
-        if not projects or self.name not in family_names():
+        """Whether one of `names` is of its project, or nothing can be told of that."""
+        if not names or self.name not in family_names():
             return True
-        return any(self.name.startswith(f"{project}-") for project in projects)
+        return _project(self.name) in map(_project, names)
 
     @classmethod
     def named(cls, name: str) -> Self:
@@ -172,6 +171,12 @@ def family_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _folder().glob(f"*{SUFFIX}")))
 
 
+def _project(name: str) -> str:
+    """The shortest name that begins as that of its variant (longlive-infinity-1.3b)."""
+    names = sorted(family_names(), key=len)
+    return next(each for each in names if name.startswith(f"{each.rpartition('-')[0]}-"))
+
+
 def _folder() -> Path:
     return Path(str(files("scope_rt") / "assets" / "recipes"))
 
@@ -210,7 +215,7 @@ def _are_texts(value: object) -> bool:
 
 _FORMS: Mapping[Any, tuple[str, Any]] = {
     str: ("a text", lambda value: type(value) is str),
-    int: ("a whole number from 1", lambda value: type(value) is int and value > 0),
+    int | None: ("a whole number from 1", lambda value: type(value) is int and value > 0),
     bool: ("true or false", lambda value: type(value) is bool),
     float: ("a number above 0", lambda value: type(value) in (int, float) and 0 < value < inf),
     tuple[str, ...]: ("a list of texts", _are_texts),

@@ -29,7 +29,8 @@ from scope_rt.models.content_cache import ContentCache
 from scope_rt.models.file_contents import model_files
 from scope_rt.models.fingerprint import shard_digest
 from scope_rt.models.folder_contents import FolderContents, fingerprint_of, stamps_of
-from scope_rt.models.layout import Layout, folder_around
+from scope_rt.models.folder_level import folder_around
+from scope_rt.models.layout import Layout
 from scope_rt.models.lora import Lora
 from scope_rt.models.manifest import Difference, Manifest, refusal
 from scope_rt.models.recipe import Recipe
@@ -328,7 +329,9 @@ def _lora_of(folder: Path, layout: Layout) -> Lora | None:
     if part is None or place is None:
         return None
     shapes = {name: tuple(each.shape) for name, each in layout.weights.tensors.items()}
-    return Lora.open(folder / part.files[0], part.key, place, shapes)
+    family = layout.family
+    said_in = " with ".join(map(str, (f"recipe {family.name}", *family.sources)))
+    return Lora.open(folder / part.files[0], part.key, place, shapes, said_in=said_in)
 
 
 def embedded_folder() -> Path:

@@ -74,13 +74,20 @@ class Lora:
 
     @classmethod
     def open(
-        cls, path: Path, key: str, place: LoraPlace, shapes: Mapping[str, tuple[int, ...]]
+        cls,
+        path: Path,
+        key: str,
+        place: LoraPlace,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        said_in: str,
     ) -> Self:
         """Read the names and shapes of the LoRA under `key` of a file, "" for one that is it.
 
         Args:
             place: what its recipe says of rank and alpha.
             shapes: of the model's weights, by diffusers' names.
+            said_in: whose word that is.
 
         Raises:
             UserInputError: it is another model's, or not whole; names the tensor.
@@ -101,10 +108,13 @@ class Lora:
             rank, alpha = a.shape[0], place.alpha
             if (own := alphas.pop(module, None)) is not None:
                 alpha = _number(own)
-            elif rank != place.rank:
-                want = f"{place.rank} as the recipe or the project's configuration says"
-                what = f"{path}: rank of {a.name} {list(a.shape)}"
-                raise UserInputError(mismatch(what, got=rank, want=want, fix=_FIX))
+            elif place.rank not in (None, rank):
+                what, want = (
+                    f"{path}: rank of {a.name} {list(a.shape)}",
+                    f"{place.rank}, by {said_in}",
+                )
+                fix = f"{_FIX}, or write this one's rank and alpha in [lora] of a .toml file"
+                raise UserInputError(mismatch(what, got=rank, want=want, fix=fix))
             weights[target] = LowRank(a=a, b=b, scale=alpha / rank)
         if alphas:
             first = next(iter(alphas.values()))

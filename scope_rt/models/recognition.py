@@ -26,6 +26,8 @@ class Recognised:
 
     families: tuple[str, ...]
     """That it may be of; none is known for a transformer that nobody publishes so."""
+    with_lora: tuple[str, ...]
+    """Others that it may be of, were there a LoRA."""
     transformers: tuple[FoundPart, ...]
     """Those that could be streamed; where there are several, a recipe says which."""
     loras: tuple[FoundPart, ...]
@@ -60,6 +62,7 @@ _FAMILIES = (
     _Signs(family="longlive-1.3b", suffix=".pt", key="generator", has_lora=True),
     _Signs(family="causal-forcing-1.3b", suffix=".pt", key="generator_ema", is_wrapped=True),
     _Signs(family="causal-forcing-1.3b", suffix=".pt", key="generator"),
+    _Signs(family="causal-forcing-chunk-1.3b", suffix=".pt", key="generator"),
     _Signs(family="causvid-1.3b", suffix=".pt", key="generator"),
     _Signs(family="krea-14b", suffix=".safetensors", key=""),
 )
@@ -105,8 +108,11 @@ def recognised(listing: Listing, only: str | None = None) -> Recognised:
     lora_files = tuple(dict.fromkeys(each.file for each in listing.states if is_lora(each)))
     problems += _misfits(transformers, vaes, texts)
     problems += _not_floats(listing, parts)
+    families = _families(listing, transformers, has_lora=bool(lora_files))
+    others = () if lora_files else _families(listing, transformers, has_lora=True)
     return Recognised(
-        families=_families(listing, transformers, has_lora=bool(lora_files)),
+        families=families,
+        with_lora=tuple(name for name in others if name not in families),
         transformers=tuple(transformers),
         loras=tuple(found[Kind.LORA]),
         lora_files=lora_files,

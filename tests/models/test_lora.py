@@ -41,7 +41,7 @@ def written(path: Path, *, names: tuple[str, str] = PEFT, query: str, up: str) -
 
 
 def opened(path: Path, key: str = "", place: LoraPlace = PLACE) -> Lora:
-    return Lora.open(path, key, place, SHAPES)
+    return Lora.open(path, key, place, SHAPES, said_in="mine.toml")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_one_state_dict_of_a_pt_is_taken_and_not_the_critic_s(tmp_path: Path) ->
                 "blocks.1.self_attn.q.lora_A.weight": (4, 12),
                 "blocks.1.self_attn.q.lora_B.weight": (12, 4),
             },
-            r"blocks.1.self_attn.q.lora_A.weight .*: got 4, want 2 as the recipe",
+            r"blocks.1.self_attn.q.lora_A.weight .*: got 4, want 2, by mine.toml",
         ),
         (
             {

@@ -77,12 +77,20 @@ def among(*states: StateForm, others: tuple[str, ...] = (TOKENIZER,)) -> Recogni
             [transformer("a.pt", "generator_ema", prefix="model._fsdp_wrapped_module.")],
             ("causal-forcing-1.3b",),
         ),
-        ([transformer("a.pt", "generator")], ("causal-forcing-1.3b", "causvid-1.3b")),
+        (
+            [transformer("a.pt", "generator")],
+            ("causal-forcing-1.3b", "causal-forcing-chunk-1.3b", "causvid-1.3b"),
+        ),
         ([transformer("a.safetensors")], ("krea-14b",)),
         ([transformer("a.pt", "model", prefix="net.")], ()),
         (
             [transformer("a.pt", "generator"), transformer("a.pt", "generator_ema")],
-            ("causal-forcing-1.3b", "causvid-1.3b", "self-forcing-1.3b"),
+            (
+                "causal-forcing-1.3b",
+                "causal-forcing-chunk-1.3b",
+                "causvid-1.3b",
+                "self-forcing-1.3b",
+            ),
         ),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scope_runners.main import main
-from tests.real_checkpoints import FASTVIDEO, KREA, LONGLIVE, SELF_FORCING
+from tests.real_checkpoints import FASTVIDEO, KREA, LONGLIVE, SELF_FORCING, copied
 
 pytest.importorskip("yaml")
 pytest.importorskip("diffusers")
@@ -22,12 +22,6 @@ LORA = "longlive_models/models/lora.pt"
 VAE = "wan_models/Wan2.1-T2V-1.3B/Wan2.1_VAE.pth"
 TO_Q, A = "blocks.1.attn1.to_q.weight", "base_model.model.blocks.0.self_attn.q.lora_A.weight"
 Weights = dict[str, Any]
-
-
-def copied(source: Path, into: Path) -> Path:
-    return shutil.copytree(
-        source, into / source.name, ignore=shutil.ignore_patterns("*.rollout.*", "*_cases.json")
-    )
 
 
 def inspected(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
