@@ -4,13 +4,14 @@ Chunks are decoded again, bit for bit, by a second decoder with a memory of its 
 `strict`, one in `ROTATIONS` M by default, and each that shows one single value. The second decoder
 decodes along for as many chunks before its turn as a picture depends on, so that no chunk waits for
 more than two decodes. What both would do wrong alike is found elsewhere: weights of the codec are
-verified in rotation, all within M chunks. What has no digest (code, kernels, their
-switches, a table that is no tensor of a module) shows by what fixed latents, with each chunk that
-is decoded again, and the first prompt give: what they always gave. PyTorch's own switches are read
-with each chunk, on the thread that decodes.
+verified in rotation, all within M chunks, and with them the switches of PyTorch for the thread that
+decodes. What has no digest (code, kernels, a table that is no tensor of a module) shows by what
+fixed latents, with each chunk that is decoded again, and the first prompt give: what they always
+gave.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -67,8 +68,8 @@ class PictureCheck:
         self._text_verified_at = -1
         self._second = SecondDecoder(parts)
         self._fixed = FixedLatents(parts)
-        self._settings: tuple[str, ...] | None = None
-        """Of the thread that decodes, since its first chunk."""
+        self._settings: tuple[str, ...] = ()
+        """Of the thread that decodes, at its first chunk."""
 
     @property
     def num_frames_before(self) -> int:
@@ -95,9 +96,10 @@ class PictureCheck:
         crc32 = crc32_of(frames_BTHWC[0].numpy()) if self.is_strict else None
         if self._first_chunk is None:
             self._first_chunk, self._text_verified_at = chunk, chunk - 1
+            self._settings = numeric_settings()
             self._fixed.begin(chunk)
-        self._verify_settings(chunk)  # first: they are the cause, and so are weights
         if due := self._rotation.due():
+            self._verify_settings(chunk)  # first: they are the cause, and so are weights
             self._verify_weights(chunk, due)
         if chunk % self._text_every == self._text_every // 2:
             self._verify_text(chunk)
@@ -121,15 +123,17 @@ class PictureCheck:
         self._verify_weights(chunk, self._rotation.parts)
 
     def _verify_settings(self, chunk: int) -> None:
-        now = numeric_settings()
-        self._settings = self._settings or now
-        with suspect_from(chunk):
-            self._checks.numerics(0, chunk, now=now, at_start=self._settings)
+        with self._held_since(chunk):
+            self._checks.numerics(0, chunk, now=numeric_settings(), at_start=self._settings)
 
     def _verify_weights(self, chunk: int, due: Sequence[Part]) -> None:
         changed = self._parts.weights.changed(part.name for part in due)
-        with suspect_from(max(chunk + 1 - self._within, self._first_chunk or 0)):
+        with self._held_since(chunk):
             self._checks.weights(0, chunk, changed)
+
+    def _held_since(self, chunk: int) -> AbstractContextManager[None]:
+        """What is found in here speaks against the chunks since all that is held was verified."""
+        return suspect_from(max(chunk + 1 - self._within, self._first_chunk or 0))
 
     def _verify_text(self, chunk: int) -> None:
         """Encode a prompt again."""
