@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from scope_contracts.errors import UserInputError
+from scope_rt.video.jpeg_scans import lacks_data
 from scope_rt.video.png_rows import lacks_rows
 
 _LEAST_SIDE = 16
@@ -26,6 +27,7 @@ _UNREAD = frozenset({"EPS"})
 """Formats of which Pillow has another program draw the picture."""
 _SEVERAL_OF_ONE = frozenset({"MPO"})
 """Formats of cameras, in which the first picture is the one that is meant."""
+_JPEG = frozenset({"JPEG", *_SEVERAL_OF_ONE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,6 +87,8 @@ def _decoded(path: Path, data: bytes) -> Image.Image:
             image.load()
             if image.format == "PNG" and lacks_rows(data):
                 raise _refusal(path, "has fewer rows than its header says; save or copy it again")
+            if image.format in _JPEG and lacks_data(data, image):
+                raise _refusal(path, "lacks data of its picture; save or copy it again")
             return _rgb(path, ImageOps.exif_transpose(image))
     except UserInputError:
         raise

@@ -6,6 +6,7 @@ import zlib
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -237,6 +238,31 @@ def test_what_lies_behind_the_last_row_of_a_png_is_not_decompressed() -> None:
     rows = deflate.compress(bytes(4 * (1 + 3 * 4))) + deflate.flush(zlib.Z_SYNC_FLUSH)
     pieces = (struct.pack(">I4s", len(data), b"IDAT") + data + bytes(4) for data in (rows, b"\xff"))
     assert not lacks_rows(whole[: at - 4] + b"".join(pieces))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"quality": 40}, {"progressive": True}, {"restart_marker_blocks": 4}, {"format": "MPO"}],
+)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_jpeg_that_lacks_data_and_ends_in_order_is_refused(
+    tmp_path: Path, form: dict[str, Any], mode: str
+) -> None:
+    """Pillow would show what is lacking grey."""
+    noise = np.random.default_rng(0).integers(0, 256, (41, 67, 3), dtype=np.uint8)
+    path = tmp_path / "a.jpg"
+    if form.get("format") == "MPO":
+        form = form | {"save_all": True, "append_images": [quarters()]}
+    Image.fromarray(noise).convert(mode).save(path, **form)
+    read(path)
+    data = path.read_bytes()
+    scan = data.index(b"\xff\xda") + 20
+    end = data.index(b"\xff\xd9", scan)
+    first, middle = data[: scan + (end - scan) // 4], scan + (end - scan) // 2
+    for lacking in (first + data[end:], first + data[middle:], first + bytes(end - len(first))):
+        path.write_bytes(lacking)
+        said = refusal(path)
+        assert said.startswith(("lacks data of its picture; save", "is cut short or damaged"))
 
 
 def test_a_picture_too_small_or_too_large_is_refused_by_its_header(
