@@ -17,10 +17,12 @@ from scope_contracts.errors import (
     RecordingError,
     ScopeError,
 )
+from scope_contracts.log_records import Opened
 from scope_rt.disk import remedy
 from scope_rt.file_digest import FileDigest
 from scope_rt.launch_environment import LaunchEnvironment
 from scope_rt.session import StreamSession
+from scope_rt.topology import Topology
 from scope_rt.trace import Span, write_chrome_trace
 from scope_runners.exit_codes import FAILED, RETRACTED
 from scope_runners.job import OutputFiles, StreamJob
@@ -205,6 +207,8 @@ def _say_how_it_begins(job: StreamJob, session: StreamSession, stage: Stage) -> 
     if stage.resumes:
         kept = counted(stage.num_before, "chunk")
         _say(f"resuming at chunk {session.resumed_at_chunk}, after {kept} in the video")
+        if stage.made_before and (said := made_by_others(stage.made_before, job.setup.topology)):
+            _say(said)
         for each in stage.retractions:
             _say(f"retracted, and made again: {retracted_chunks(each)}")
         return
@@ -225,6 +229,19 @@ def _say_how_it_begins(job: StreamJob, session: StreamSession, stage: Stage) -> 
         _say(f"{flag} is after the end and does nothing")
     if job.request.resume:
         _say(f"{job.request.out} has no stream to resume; starting anew")
+
+
+def made_by_others(before: Opened, topology: Topology) -> str | None:
+    """What a person should know who resumes a stream with another plan or degree; else None."""
+    was = f"plan {before.plan_id} --tp {before.tp_degree}"
+    now = f"plan {topology.plan_id} --tp {topology.tp_degree}"
+    if was == now:
+        return None
+    if before.tp_degree == topology.tp_degree:
+        what = "computes the same bits"
+    else:
+        what = "rounds otherwise: pictures are as good, and not the same bits"
+    return f"the stream was made by {was}; {now}, which makes the rest, {what}"
 
 
 def _say(sentence: str) -> None:

@@ -52,6 +52,8 @@ class Stage:
         progress = logged or StreamProgress()
         self.num_starts = progress.num_starts
         """Processes that had this stream before this one."""
+        self.made_before = progress.last_opened
+        """What the last of those ran with."""
         is_verified = job.setup.config.integrity.level is not IntegrityLevel.OFF
         self.num_unverified = progress.num_unverified(job.setup.verify_within) * is_verified
         """Chunks that lost ranks made of what nobody can verify any more."""

@@ -33,6 +33,8 @@ class StreamProgress:
     """Sessions that began the stream or resumed it."""
     run_id: str = ""
     """Of the last of them: the same for every start of the ranks by one launcher."""
+    last_opened: Opened | None = None
+    """What the last of them ran with."""
     begun: Begun | None = None
     """What was asked for last; `scheduled` belongs to it."""
     begun_at: int = 0
@@ -76,6 +78,7 @@ class StreamProgress:
                 if self.num_starts:
                     self.forget(index)  # a stream that starts over forgets all
                 self.num_starts, self.run_id = self.num_starts + 1, record.run_id
+                self.last_opened = record
                 self._cut_short.append(self._num_made)
                 self._resumed_at, self._num_made = index, 0
                 self.closed = self.has_retracted = False

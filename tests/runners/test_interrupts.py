@@ -172,8 +172,9 @@ def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_resumed(
     assert said[-1] == f"scope-rt: {out} is unfinished; add --resume to resume it"
     monkeypatch.delenv(FAULTS)  # else `main` warns that it does not heed it
     assert main([*SHORT, "--out", str(out), "--resume"]) == 0
-    first_line = capfd.readouterr().err.splitlines()[0]
-    assert first_line == "scope-rt: resuming at chunk 2, after 2 chunks in the video"
+    first, second, *_ = capfd.readouterr().err.splitlines()
+    assert first == "scope-rt: resuming at chunk 2, after 2 chunks in the video"
+    assert second.startswith("scope-rt: the stream was made by plan tp_v1_1 --tp 2; plan single --")
     assert num_frames(out) == 48
 
 

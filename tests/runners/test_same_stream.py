@@ -1,18 +1,22 @@
 """Only the request that began a stream may resume it; what ends a video may change."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.log_records import Begun
 from scope_lab.sample_log import opened
 from scope_rt.control.scheduled_event import scheduled_record
 from scope_rt.file_digest import FileDigest
 from scope_rt.record.reader import StreamHistory
+from scope_rt.topology import Topology
 from scope_runners.job import OutputFiles, StreamJob, prepare
 from scope_runners.leftovers import check_same_stream, is_finished
 from scope_runners.request import parse_stream_request
+from scope_runners.show import made_by_others
 from tests.record.test_killed import header
 
 ASKED = [
@@ -92,3 +96,20 @@ def test_a_video_is_finished_when_its_log_says_so_or_nothing_but_it_is_there(
     if is_there:
         files.video.write_bytes(b"a video, maybe of an earlier stream")
     assert is_finished(history, header(0, 0) if is_saved else None, files) == want
+
+
+@pytest.mark.parametrize(
+    ("plan", "tp", "said"),
+    [
+        (PlanId.PP0, 2, None),
+        (PlanId.PP1, 2, "made by plan pp0 --tp 2; plan pp1 --tp 2, .* computes the same bits$"),
+        (PlanId.SINGLE, 1, "plan single --tp 1, .* rounds otherwise: .* not the same bits$"),
+    ],
+)
+def test_a_stream_that_other_ranks_resume_says_what_becomes_of_it(
+    plan: PlanId, tp: int, said: str | None
+) -> None:
+    before = opened(plan_id=PlanId.PP0, tp_degree=2)
+    sentence = made_by_others(before, Topology(plan_id=plan, tp_degree=tp))
+    assert (sentence is None) is (said is None)
+    assert re.search(said or "^$", sentence or "")
