@@ -6,7 +6,6 @@ the same video.
 
 import math
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,12 +17,9 @@ from scope_rt.control.recompute import RecomputeMode
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.launch_environment import LaunchEnvironment
-from scope_rt.output_file import claim
 from scope_rt.placement import Host, device_of
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.vae.codec import num_frames
-from scope_rt.video.picture_format import check_recordable
-from scope_rt.video.segments import CODEC_OF_SUFFIX
 from scope_runners.parts import register_parts
 from scope_runners.request import StreamRequest
 
@@ -189,62 +185,6 @@ def place_events(
         ignored=tuple(flag for flag, at_s in ignored if at_chunk[at_s] >= num_chunks),
         later=tuple(event for event in events if event.chunk_index >= num_chunks),
     )
-
-
-def check_outputs(job: StreamJob) -> None:
-    """Refuse files that the stream could not write; leaves none behind, but says which folders it
-    has made for them.
-
-    Raises:
-        UserInputError: a name, folder or picture size cannot be used.
-    """
-    files, setup = job.files, job.setup
-    outputs = (files.video, files.trace, files.record)
-    made = {path.parent for path in outputs if path is not None and not path.parent.exists()}
-    if files.trace is not None and files.trace.resolve() == files.summary.resolve():
-        raise UserInputError(
-            f"--trace {files.trace} is where the summary of --out goes; choose another name"
-        )
-    image = setup.config.sampling.image
-    if image is not None:
-        _check_is_kept(image, files)
-    check_recordable(files.video, width=setup.width, height=setup.height, fps=setup.recipe.fps)
-    check_no_shared_names(files)
-    claim(files.contact_sheet, suffixes=(".png",)).unlink()
-    for path in (files.summary, files.trace):
-        if path is not None:
-            claim(path, suffixes=(".json",)).unlink()
-    if job.request.record is not None:
-        claim(job.request.record, suffixes=(".scope",)).unlink()
-    for folder in sorted(made):
-        print(f"scope-rt: made the folder {folder}", file=sys.stderr)
-
-
-def _check_is_kept(image: Path, files: OutputFiles) -> None:
-    """Raises UserInputError where a file of the stream would replace the picture it begins with."""
-    outputs = (files.contact_sheet, files.summary, files.trace, files.video)
-    if any(path is not None and path.resolve() == image.resolve() for path in outputs):
-        raise UserInputError(
-            f"image {image} is where a file beside --out {files.video} goes; choose another --out"
-        )
-
-
-def check_no_shared_names(files: OutputFiles) -> None:
-    """Refuse to replace the summary and contact sheet of `a.mp4` by those of `a.webm`.
-
-    Raises:
-        UserInputError: naming the other video.
-    """
-    ours = (files.contact_sheet, files.summary)
-    for suffix in CODEC_OF_SUFFIX:
-        other = OutputFiles(files.video.with_suffix(suffix), None)
-        if suffix == files.video.suffix.lower() or not other.is_there:
-            continue
-        if other.is_under_way or any(path.exists() for path in ours):
-            raise UserInputError(
-                f"output {files.video}: {other.video} has its summary and contact sheet at "
-                f"{files.summary.name} and {files.contact_sheet.name} too; choose another name"
-            )
 
 
 def check_machine(job: StreamJob, *, num_cores: int, num_gpus: int) -> None:

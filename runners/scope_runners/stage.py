@@ -21,8 +21,9 @@ from scope_rt.session import StreamSession
 from scope_rt.video.writer import VideoWriter
 from scope_runners.chunk_record import ChunkRecord
 from scope_runners.earlier_chunks import earlier_chunks
-from scope_runners.job import StreamJob, check_no_shared_names
+from scope_runners.job import StreamJob
 from scope_runners.leftovers import check_nothing_is_lost
+from scope_runners.outputs import check_no_shared_names
 from scope_runners.verify import check_written
 from scope_runners.wording import counted
 

@@ -31,7 +31,6 @@ from scope_runners.job import (
     StreamJob,
     available_cores,
     check_machine,
-    check_outputs,
     prepare,
 )
 from scope_runners.launcher import Progress, Restarts, chunks_saved, launch_attempts
@@ -40,6 +39,7 @@ from scope_runners.leftovers import (
     check_record_is_new,
     say_how_to_resume,
 )
+from scope_runners.outputs import folders_of_outputs
 from scope_runners.rank_group import Attempt
 from scope_runners.rank_process import guarded_rank, rank_watchdog
 from scope_runners.request import StreamRequest, parse_stream_request
@@ -104,8 +104,12 @@ def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int
             f"RANK is {environment.rank} of {environment.world_size} processes; unset RANK, or "
             "start all ranks with torchrun"
         )
-    if environment.rank == 0:
-        check_outputs(job)
+    with folders_of_outputs(job) if environment.rank == 0 else nullcontext():
+        return _run_checked(job, instruments, started_s)
+
+
+def _run_checked(job: StreamJob, instruments: Instruments, started_s: float) -> int:
+    request, environment = job.request, job.setup.environment
     if not environment.launched:
         check_nothing_is_lost(job, resumes=request.resume)
     instruments = replace(instruments, watchdog=rank_watchdog())
@@ -126,9 +130,13 @@ def _run_rank(job: StreamJob, instruments: Instruments, started_s: float) -> int
 
 def _launch(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
     """Start the ranks on this machine, and again while that brings the stream further."""
-    request, files, setup = job.request, job.files, job.setup
     check_machine(job, num_cores=available_cores(), num_gpus=torch.cuda.device_count())
-    check_outputs(job)
+    with folders_of_outputs(job):
+        return _launch_checked(job, argv, rank_module)
+
+
+def _launch_checked(job: StreamJob, argv: Sequence[str], rank_module: str) -> int:
+    request, files, setup = job.request, job.files, job.setup
     check_nothing_is_lost(job, resumes=request.resume)
     setup.release_parts()  # they have checked the request, and rank0 loads its own
     # Until a rank0 saves its own, the snapshot may be of an earlier stream.

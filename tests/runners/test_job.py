@@ -15,7 +15,8 @@ from scope_rt.text.encoder import TextEncoder
 from scope_rt.vae.codec import VideoCodec
 from scope_runners import stream
 from scope_runners.fork_server import RankEnded
-from scope_runners.job import Timeline, check_machine, check_outputs, place_events, prepare
+from scope_runners.job import Timeline, check_machine, place_events, prepare
+from scope_runners.outputs import check_outputs
 from scope_runners.request import parse_stream_request
 from tests.tiny_folder import write_tiny_folder
 

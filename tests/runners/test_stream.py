@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +14,7 @@ from scope_contracts.log_file import MAGIC, LogReader
 from scope_contracts.log_records import Finished
 from scope_lab.sample_log import packed, story
 from scope_rt.faults import FaultPoint
+from scope_rt.models.manifest import Manifest
 from scope_rt.record.stream_log import StreamLog
 from scope_runners.break_it import stream
 from scope_runners.break_it.faults import Fault
@@ -26,6 +28,7 @@ from tests.runners.streams import (
     set_faults,
     signal_after_two_chunks,
 )
+from tests.tiny_folder import tiny_folder
 
 EVENTS = ["--prompt-at", "1.5s:a green square, fast", "--hard-cut-at", "2s"]
 
@@ -119,6 +122,24 @@ def test_a_folder_that_is_made_for_the_video_is_named_once(
     for said in (f"scope-rt: made the folder {out.parent}\n", ""):
         assert main([*SHORT, "--out", str(out)]) == 0
         assert capsys.readouterr().err == said
+
+
+def test_a_stream_that_cannot_begin_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, log = tmp_path / "new" / "deep" / "a.mp4", tmp_path / "logs" / "a.scope"
+    model = shutil.copytree(tiny_folder(), tmp_path / "model")
+    Manifest.of(model).write(model)
+    weights = next((model / "transformer").glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    files = ["--out", str(out), "--record", str(log)]
+    assert main([*SHORT, "--model", str(model), *files]) == 2
+    *made, said = capsys.readouterr().err.splitlines()
+    assert made == [f"scope-rt: made the folder {each.parent}" for each in (log, out)]
+    assert "is not what it was" in said
+    assert list(tmp_path.iterdir()) == [model]
 
 
 def test_the_table_tells_of_a_recording_that_found_no_room(
