@@ -28,7 +28,7 @@ def converted(name: str, value: object, kind: Any, *, is_read: bool = False) -> 
     if is_read:
         value = _read(name, str(value), wanted)
     if wanted is DType:
-        value = _dtype_name(value)
+        value = dtype_name(value)
     if issubclass(wanted, StrEnum):
         return _member(name, value, wanted)
     if wanted is Path and isinstance(value, str | Path):
@@ -120,7 +120,7 @@ def _read(name: str, text: str, wanted: type) -> object:
     return text
 
 
-def _dtype_name(value: object) -> object:
+def dtype_name(value: object) -> str:
     """`bf16` and torch's own `torch.bfloat16` are `bfloat16`."""
     name = str(value).removeprefix("torch.")
     return _SHORT_DTYPES.get(name, name)

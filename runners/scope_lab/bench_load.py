@@ -25,6 +25,7 @@ from scope_rt.models.causal_wan import CausalWanModel
 from scope_rt.models.config import CausalWanConfig
 from scope_rt.models.original_names import diffusers_name
 from scope_rt.models.shards import is_sharded
+from scope_runners.arguments import dtype
 from scope_runners.command_parser import CommandParser
 
 RANK_MODULE = "scope_lab.load_process"
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     parser = CommandParser(prog="scripts/lab bench_load", description=__doc__)
     parser.add_argument("--gib", type=float, default=2.0, help="size of the files (default 2)")
     parser.add_argument("--tp", type=int, default=4)
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--dtype", type=dtype, default="bfloat16")
     parser.add_argument("--pt", action="store_true", help="one .pt with two state dicts")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: a temporary)")

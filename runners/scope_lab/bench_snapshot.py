@@ -30,6 +30,7 @@ from scope_rt.record.stream_log import StreamLog
 from scope_rt.stream_identity import identity
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import TORCH_DTYPES, sha256_of, spec_of
+from scope_runners.arguments import dtype
 from scope_runners.command_parser import CommandParser
 
 HEIGHT, WIDTH = 480, 832
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--chunks", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=40, help="of the prompt; the rest is padding")
     parser.add_argument("--events", type=int, default=0, help="still scheduled, not saved")
-    parser.add_argument("--dtype", type=DType, default=DType.BFLOAT16)
+    parser.add_argument("--dtype", type=dtype, default=DType.BFLOAT16)
     parser.add_argument("--folder", type=Path, help="on the disk to measure (default: a temporary)")
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:

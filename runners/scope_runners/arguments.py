@@ -5,6 +5,10 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import TypeVar
 
+from scope_contracts.tensor_spec import DType
+from scope_rt.config_values import dtype_name
+
+_DTYPES = (DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
 Choice = TypeVar("Choice", bound=StrEnum)
 MOST = 1e6
 """Of seconds or minutes: beyond it clocks overflow, and schedules fill the memory."""
@@ -33,6 +37,11 @@ def seed(text: str) -> int:
     if not text.isdecimal() or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2^63 - 1")
     return int(text)
+
+
+def dtype(text: str) -> DType:
+    """An argument type: of floating-point numbers, as a stream's setting is written."""
+    return one_of(_DTYPES)(dtype_name(text))
 
 
 def one_of(choices: Iterable[Choice]) -> Callable[[str], Choice]:

@@ -8,7 +8,7 @@ from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.tensor_spec import DType
 from scope_rt.lm.specs.row_storage import BLOCK_SIZE, PREFILL_CHUNK
 from scope_rt.lm.specs.state_format import StateFormat
-from scope_runners.arguments import one_of, positive
+from scope_runners.arguments import dtype, one_of, positive
 from scope_runners.parts import add_parts_argument
 from scope_runners.plan_memory.gpus import GPUS
 from scope_runners.plan_memory.presets import PRESETS
@@ -33,9 +33,10 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=_size, default=1, help="sequences, or streams (default 1)")
     add(
         "--dtype",
-        type=one_of((DType.FLOAT64, DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)),
-        help="of weights and rows (default, as of `scope-rt stream`: bfloat16 with --gpu or "
-        "--gpu-gib, else float32; for language models bfloat16)",
+        type=dtype,
+        metavar="NAME",
+        help="of weights and rows: bf16, fp16, fp32, fp64 (default, as of `scope-rt stream`: bf16 "
+        "with --gpu or --gpu-gib, else fp32; for language models bf16)",
     )
     add(
         "--kv-cache",
@@ -60,6 +61,12 @@ def add_plan_memory_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_video_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("video models; frames are latent frames").add_argument
     add("--plan", type=one_of(PlanId), help=f"one of {', '.join(PlanId)} (default single)")
+    add(
+        "--control-device",
+        metavar="DEVICE",
+        help="of rank0 in pp0 and pp1, as [mesh] control_device of a stream: cpu, or cuda:0 for "
+        "the GPU of rank 1, cuda:1 of rank 2, ... (default: a GPU of its own)",
+    )
     add("--height", type=_size, help="pixels (default: the model's own)")
     add("--width", type=_size, help="pixels (default: the model's own)")
     add("--window", type=_part, help="frames a chunk sees, itself included")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scope_contracts.tensor_spec import DType
 from scope_rt.setup_choices import stream_dtype
 from scope_runners.exit_codes import FAILED
-from scope_runners.plan_memory.plan import RankMemory, fits, fitting_changes, shown_size
+from scope_runners.plan_memory.plan import Place, RankMemory, fits, fitting_changes, shown_size
 from scope_runners.plan_memory.request import MemoryRequest
 from scope_runners.plan_memory.video import VideoRequirement
 
@@ -37,7 +37,7 @@ class MemoryReport:
 
     @property
     def num_gpus(self) -> int:
-        return sum(len(part.ranks) for part in self.ranks)
+        return sum(part.num_gpus for part in self.ranks)
 
 
 def run_plan_memory(namespace: argparse.Namespace) -> int:
@@ -80,7 +80,9 @@ def report_of(request: MemoryRequest) -> MemoryReport:
 def table(report: MemoryReport) -> str:
     """The plan for a person at a terminal."""
     size = "" if report.available_bytes is None else f" of {shown_size(report.available_bytes)}"
-    gpus = f"1 GPU{size}" if report.num_gpus == 1 else f"{report.num_gpus} GPUs{size}, one a rank"
+    gpus = f"1 GPU{size}" if report.num_gpus == 1 else f"{report.num_gpus} GPUs{size}"
+    if report.num_gpus > 1 and all(part.place is Place.OWN_GPU for part in report.ranks):
+        gpus += ", one a rank"
     lines = [
         report.title,
         f"{gpus}; a rank that generates keeps {report.bytes_per_token:,} B a token, "
@@ -109,6 +111,10 @@ def table(report: MemoryReport) -> str:
 def _rank_lines(part: RankMemory, available_bytes: int | None) -> Iterator[str]:
     first, last = part.ranks[0], part.ranks[-1]
     ranks = f"rank {first}" if first == last else f"ranks {first} to {last}, each"
+    if part.place is Place.ONE_GPU:
+        ranks = f"ranks {first} and {last}, together on one GPU"
+    elif part.place is Place.CPU:
+        ranks += ", on the CPU"
     yield f"{ranks}: {part.role}"
     for line in part.plan.lines:
         mark = "~" if line.is_estimate and line.is_known else " "
@@ -117,7 +123,7 @@ def _rank_lines(part: RankMemory, available_bytes: int | None) -> Iterator[str]:
     lacks = f"    without what is not known ({', '.join(part.plan.unknown)})"
     total = f"  {'total':<22}{shown_size(part.plan.num_bytes):>14}"
     yield total + (lacks if part.plan.unknown else "")
-    if available_bytes is not None:
+    if available_bytes is not None and part.num_gpus:
         spare_bytes = available_bytes - part.plan.num_bytes
         has, spare = shown_size(available_bytes), shown_size(abs(spare_bytes))
         has += ", without that" if part.plan.unknown else ""
@@ -144,6 +150,7 @@ def _rank_json(part: RankMemory, available_bytes: int | None) -> dict[str, objec
     return {
         "role": part.role,
         "ranks": list(part.ranks),
+        "place": part.place,
         "lines": [
             {
                 "name": line.name,
@@ -156,5 +163,5 @@ def _rank_json(part: RankMemory, available_bytes: int | None) -> dict[str, objec
         ],
         "total_bytes": part.plan.num_bytes,
         "unknown": list(part.plan.unknown),
-        "fits": None if available_bytes is None else part.plan.fits(available_bytes),
+        "fits": None if available_bytes is None else part.fits(available_bytes),
     }

@@ -7,6 +7,7 @@ line that says it is an estimate.
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -77,13 +78,31 @@ class MemoryPlan:
         return self.num_bytes <= available_bytes
 
 
+class Place(StrEnum):
+    """Where ranks of one role lie."""
+
+    OWN_GPU = "a GPU each"
+    ONE_GPU = "one GPU"
+    CPU = "the CPU"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Ranks of one role, which all hold the same; each has a GPU of its own."""
+    """Ranks of one role, which all hold the same; or those that share a GPU, and `plan` is of them
+    together."""
 
     role: str
     ranks: tuple[int, ...]
     plan: MemoryPlan
+    place: Place = Place.OWN_GPU
+
+    @property
+    def num_gpus(self) -> int:
+        return {Place.OWN_GPU: len(self.ranks), Place.ONE_GPU: 1, Place.CPU: 0}[self.place]
+
+    def fits(self, available_bytes: int) -> bool | None:
+        """Whether a GPU of that size has room; None of what lies on none."""
+        return self.plan.fits(available_bytes) if self.num_gpus else None
 
 
 class Requirement(Protocol):
@@ -118,8 +137,8 @@ class Option:
 
 
 def fits(requirement: Requirement, available_bytes: int) -> bool:
-    """Whether every rank fits a GPU of that size."""
-    return all(part.plan.fits(available_bytes) for part in requirement.rank_memory())
+    """Whether every rank on a GPU fits one of that size."""
+    return all(part.fits(available_bytes) is not False for part in requirement.rank_memory())
 
 
 def fitting_changes(requirement: Requirement, available_bytes: int) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from scope_runners.plan_memory.serving import ServingRequirement
 from scope_runners.plan_memory.video import VideoRequirement
 
 DEFAULT_LENGTH = 8192
-_VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan", "integrity")
+_VIDEO_ONLY = ("height", "width", "window", "sink", "block", "plan", "integrity", "control_device")
 _STORAGE = {"block_size": ("paged",), "prefill_chunk": ("paged", "h2o"), "keep": ("h2o",)}
 """Kinds of `--kv-cache` that each size belongs to."""
 _LANGUAGE_ONLY = ("length", "models", *_STORAGE, "mamba2", "weights_bytes")
@@ -150,6 +150,7 @@ def _video(model: VideoModel, namespace: argparse.Namespace) -> VideoRequirement
         cache=CacheChoice.named(namespace.kv_cache or "ring"),
         batch=namespace.batch,
         integrity=namespace.integrity or IntegrityLevel.DEFAULT,
+        control_device=namespace.control_device,
     )
 
 
@@ -162,11 +163,13 @@ def requirement_of(
     cache: CacheChoice | None = None,
     batch: int = 1,
     integrity: IntegrityLevel = IntegrityLevel.DEFAULT,
+    control_device: str | None = None,
 ) -> VideoRequirement:
     """What a stream of `model` needs; by default with a ring.
 
     Raises:
-        UserInputError: the heads cannot be shared so, or the cache cannot be so.
+        UserInputError: the heads cannot be shared so, the cache cannot be so, or there is no such
+            device.
     """
     cache = cache or CacheChoice()
     spec = KVCacheSpec(
@@ -190,6 +193,7 @@ def requirement_of(
         plan_id=plan_id,
         control=model.control,
         integrity=integrity,
+        control_device=control_device,
     )
 
 

@@ -8,7 +8,9 @@ from scope_contracts.envelope import PlanId
 from scope_contracts.errors import UserInputError
 from scope_contracts.integrity import IntegrityLevel
 from scope_contracts.row_format import RowFormat
+from scope_contracts.tensor_spec import DType
 from scope_rt.kv_cache.row_view import view_bytes
+from scope_rt.placement import Host, device_of
 from scope_rt.topology import Topology
 from scope_runners.plan_memory.control import DECODE, ControlSize
 from scope_runners.plan_memory.model_size import WanSize
@@ -18,6 +20,7 @@ from scope_runners.plan_memory.plan import (
     MemoryLine,
     MemoryPlan,
     Option,
+    Place,
     RankMemory,
 )
 from scope_runners.plan_memory.verification import Verification
@@ -29,7 +32,7 @@ _WORKSPACE = "workspace"
 class VideoRequirement:
     """The ranks of a stream. `frame_tokens`, window and codec stand in `spec`.
 
-    Raises `UserInputError` when the heads cannot be shared so.
+    Raises `UserInputError` when the heads cannot be shared so, or no plan has such a device.
     """
 
     size: WanSize
@@ -39,8 +42,15 @@ class VideoRequirement:
     plan_id: PlanId
     control: ControlSize
     integrity: IntegrityLevel = IntegrityLevel.DEFAULT
+    control_device: str | None = None
+    """Of rank0 in a plan in which it only plans and decodes; None is a GPU of its own."""
 
     def __post_init__(self) -> None:
+        if self.control_device is not None and not self.topology.pipelined:
+            raise UserInputError(
+                f"--control-device: rank0 of plan {self.plan_id} generates, on a GPU of its own; "
+                "leave it out, or give --plan pp0 or pp1"
+            )
         self.size.check_degree(self.tp)
         self.size.cache_heads(self.tp, _choice(self.spec))
 
@@ -65,11 +75,7 @@ class VideoRequirement:
         control, generator = tuple(self._control()), tuple(self._generator())
         of_generator = MemoryPlan(lines=(*generator, RUNTIME))
         if topology.pipelined:
-            of_control = MemoryPlan(lines=(*control, RUNTIME))
-            return (
-                RankMemory(role="control", ranks=(0,), plan=of_control),
-                RankMemory(role="generator", ranks=topology.generator_ranks, plan=of_generator),
-            )
+            return tuple(self._pipelined(control, of_generator))
         of_both = MemoryPlan(lines=(*_taking_turns(generator, control), RUNTIME))
         role, ranks = "control and generator", topology.generator_ranks
         if self.plan_id is not PlanId.TP_V1_1:  # in tp_v0 every rank runs the whole pipeline
@@ -79,13 +85,53 @@ class VideoRequirement:
             RankMemory(role="generator", ranks=ranks[1:], plan=of_generator),
         )
 
+    def _pipelined(
+        self, control: tuple[MemoryLine, ...], of_generator: MemoryPlan
+    ) -> Iterator[RankMemory]:
+        """Rank0, with the generator rank whose GPU it has, if any; and the others."""
+        ranks, with_control = self.topology.generator_ranks, self._ranks_with_control()
+        of_control = MemoryPlan(lines=(*control, RUNTIME))
+        if with_control is None:
+            yield RankMemory(
+                role="control", ranks=(0,), plan=MemoryPlan(lines=control), place=Place.CPU
+            )
+        elif with_control:  # at the same time, so that neither has the other's workspace
+            yield RankMemory(
+                role="control and generator",
+                ranks=(0, *with_control),
+                plan=MemoryPlan(lines=(*of_control.lines, *of_generator.lines)),
+                place=Place.ONE_GPU,
+            )
+        else:
+            yield RankMemory(role="control", ranks=(0,), plan=of_control)
+        if others := tuple(rank for rank in ranks if rank not in (with_control or ())):
+            yield RankMemory(role="generator", ranks=others, plan=of_generator)
+
+    def _ranks_with_control(self) -> tuple[int, ...] | None:
+        """Those on the GPU of rank0, at most one; None where that is on the CPU."""
+        topology, control = self.topology, self.control_device
+        if control is None:
+            return ()
+        index = control.partition(":")[2]
+        num_gpus = max(self.tp, int(index) + 1 if index.isdecimal() else 0)
+        host = Host(first_rank=0, num_ranks=topology.world_size, num_gpus=num_gpus)
+        device, *others = (
+            device_of(rank, topology, host, control_device=control)
+            for rank in range(topology.world_size)
+        )
+        if device.type == "cpu":
+            return None
+        return tuple(rank for rank, each in enumerate(others, start=1) if each == device)
+
     def plan(self) -> MemoryPlan:
         """Bytes of the last rank, which generates in every plan."""
         return self.rank_memory()[-1].plan
 
     def _control(self) -> Iterator[MemoryLine]:
-        verifies = self.integrity is not IntegrityLevel.OFF
-        return self.control.lines(self.spec, self.size, self.text_len, verifies=verifies)
+        verifies, spec = self.integrity is not IntegrityLevel.OFF, self.spec
+        if self._ranks_with_control() is None:  # a CPU decodes and encodes text in float32
+            spec = replace(spec, dtype=DType.FLOAT32)
+        return self.control.lines(spec, self.size, self.text_len, verifies=verifies)
 
     def _generator(self) -> Iterator[MemoryLine]:
         size, spec, width = self.size, self.spec, self.spec.dtype.num_bytes
@@ -182,7 +228,13 @@ class VideoRequirement:
         return Option(flag="--window", values=list(changed), changed_to=changed.__getitem__)
 
     def _control_apart(self) -> Option:
-        """One more GPU, for a rank that generates nothing."""
+        """One more GPU, for a rank that generates nothing; none, where it shares one."""
+        if self.control_device is not None:
+            return Option(
+                flag="--control-device",
+                values=["cpu"] if self._ranks_with_control() else [],
+                changed_to=lambda device: replace(self, control_device=device),
+            )
         return Option(
             flag="--plan",
             values=[PlanId.PP0] if self.plan_id in (PlanId.SINGLE, PlanId.TP_V1_1) else [],

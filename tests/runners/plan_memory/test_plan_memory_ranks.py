@@ -18,6 +18,7 @@ from scope_runners.plan_memory.presets import PRESETS, VideoModel
 from tests.lab.live_bytes import LiveBytes
 from tests.real_checkpoints import SELF_FORCING
 
+GPU_24 = ["--gpu-gib", "24"]
 WIDTH = 4
 """Bytes of a float32 number."""
 
@@ -52,6 +53,69 @@ def test_every_rank_has_its_role_and_a_gpu(
         assert ("text encoder" in held) is ("decoder memory" in held) is ("control" in part["role"])
         assert ("weights" in held) is ("cache" in held) is ("generator" in part["role"])
         assert "runtime" in held
+
+
+SIZES = "--model wan-1.3b --plan pp1 --dtype bf16 --gpu h100"
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "num_gpus"),
+    [
+        ("--tp 1 --control-device cuda:0", {"control and generator": [0, 1]}, 1),
+        (
+            "--tp 2 --control-device cuda:1",
+            {"control and generator": [0, 2], "generator": [1]},
+            2,
+        ),
+        ("--tp 2 --control-device cuda:2", {"control": [0], "generator": [1, 2]}, 3),
+        ("--tp 2 --control-device cpu", {"control": [0], "generator": [1, 2]}, 2),
+    ],
+)
+def test_rank0_may_share_a_gpu_or_have_none(
+    given: str, ranks: dict[str, list[int]], num_gpus: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apart = report(SIZES, capsys)["ranks"]
+    shared = report(f"{SIZES} {given}", capsys)
+    assert {part["role"]: part["ranks"] for part in shared["ranks"]} == ranks
+    assert shared["num_gpus"] == num_gpus
+    if num_gpus == 1:  # two processes, which work at the same time
+        (both,) = shared["ranks"]
+        assert both["total_bytes"] == sum(part["total_bytes"] for part in apart)
+    first = shared["ranks"][0]
+    assert (first["fits"] is None) is ("cpu" in given)
+    if "cpu" in given:
+        assert lines(first)["text encoder"] == 2 * lines(apart[0])["text encoder"]  # float32
+
+
+def test_a_shared_gpu_that_is_too_small_is_given_up_for_the_cpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan-memory", *SIZES.split()[:-2], "--control-device", "cuda", *GPU_24]) == 1
+    assert "fits with any one of: " in (said := capsys.readouterr().out)
+    assert "--control-device cpu" in said
+    assert "ranks 0 and 1, together on one GPU: control and generator" in said
+    assert main(["plan-memory", *SIZES.split()[:-2], "--control-device", "cpu", *GPU_24]) == 0
+    assert "rank 0, on the CPU: control" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--plan single --control-device cpu", "rank0 of plan single generates"),
+        ("--plan pp0 --control-device tpu", "control_device: got 'tpu', want cpu, or cuda:0"),
+        ("--model mha-52 --control-device cpu", "for video models only: --control-device"),
+    ],
+)
+def test_a_device_that_rank0_cannot_have_is_refused(
+    given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan-memory", *given.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["bf16", "bfloat16", "torch.bfloat16"])
+def test_a_dtype_is_written_as_for_a_stream(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(f"--model wan-1.3b --dtype {name}", capsys)["dtype"] == "bfloat16"
 
 
 def test_the_dtype_is_the_one_that_a_stream_runs(
