@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from scope_contracts.envelope import PlanId
+from scope_rt.topology import RUNNABLE, Topology, plan_named
 from tests.guides.blocks import ROOT, TIMEOUT_S, commands, run, save_files
 
 PAGES = sorted(
@@ -30,6 +32,23 @@ def test_every_command_of_a_readme_runs_in_order(page: str, tmp_path: Path) -> N
         assert "equal" in said[2]
         assert said[3].splitlines()[-1].startswith("7 a white circle, slow (12, 64, 64, 3)")
         assert (tmp_path / "out" / "three.mp4").exists()
+
+
+def test_the_table_of_plans_counts_the_processes_that_are_started() -> None:
+    text, plans = (ROOT / "README.md").read_text(), list[str]()
+    for plan, tp, num_processes in re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|", text, re.M):
+        if plan not in RUNNABLE:
+            continue
+        plans.append(plan)
+        smallest = Topology.of(plan_named(plan), None)
+        assert tp in ("1", f"N from {smallest.tp_degree}")
+        count = {"1": 1, "N": smallest.tp_degree, "N + 1": smallest.tp_degree + 1}[num_processes]
+        assert count == smallest.world_size
+    assert plans == [*RUNNABLE]
+    (told,) = re.findall(
+        r"--nproc-per-node (\d+) -m\s+scope_runners.stream --plan pp1 --tp 4", text
+    )
+    assert int(told) == Topology.of(PlanId.PP1, 4).world_size
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
