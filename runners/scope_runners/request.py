@@ -268,7 +268,8 @@ def _add_recovery_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--resume",
         action="store_true",
-        help="resume the stream that was killed at --out; give the same prompts and times again",
+        help="resume the stream that was killed at --out; give the same prompts and times again "
+        "(--plan and --tp may be others)",
     )
 
 

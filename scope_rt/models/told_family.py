@@ -33,8 +33,11 @@ def told_family(folder: Path, found: Recognised) -> Family:
             "the one that these weights are of with --recipe, or move the other file away"
         )
     lacks_lora = first.lora is not None and not found.lora_files
-    if not families and (lacks_lora or first.is_in(found.families)):
-        return first
+    if not families and lacks_lora:
+        return first  # which then asks for it
+    if not families and first.is_in(found.families):
+        # Variants that share a file are taken by name alone, but for the first of them.
+        families = list({there[name]: name for name in reversed(told)}.values())[::-1]
     return _only_family(folder, families or found.families, found)
 
 

@@ -172,12 +172,13 @@ def test_one_configuration_decides_where_the_form_of_the_files_does_not(
         ),
     ],
 )
+@pytest.mark.parametrize("prefix", ["model.", ""])
 def test_configurations_that_contradict_each_other_decide_nothing(
-    folder: Path, configs: list[str], said: str
+    folder: Path, configs: list[str], said: str, prefix: str
 ) -> None:
     shutil.rmtree(folder / "configs")
     configured(folder, *configs)
-    keep_generator(folder, generator="model.")
+    keep_generator(folder, generator=prefix)
     with pytest.raises(UserInputError, match=said):
         Layout.of(folder, None)
     assert Layout.of(folder, "causal-forcing-1.3b").family.name == "causal-forcing-1.3b"
