@@ -1,6 +1,7 @@
 """Which folder holds a model, where the one that was given is a level too high or too deep."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from scope_contracts.errors import UserInputError
@@ -52,6 +53,23 @@ def check_not_several(folder: Path) -> None:
         raise UserInputError(
             f"{folder} is no model folder, but holds several: give one of {named}{more}"
         )
+
+
+def check_own(folder: Path, parts: Iterable[Path]) -> None:
+    """Refuse `parts` of a model folder that lie in another one inside it.
+
+    Raises:
+        UserInputError: naming a part and both folders.
+    """
+    if not (folder / WAN_MODELS).is_dir():
+        return
+    for part in parts:
+        for around in takewhile(lambda each: each != folder, part.parents):
+            if (around / WAN_MODELS).is_dir():
+                raise UserInputError(
+                    f"{folder} would take {part}, which is of the model folder {around}: give that "
+                    "one, or move it out"
+                )
 
 
 def check_level(folder: Path) -> None:

@@ -19,6 +19,7 @@ from scope_rt.models.file_contents import model_files
 from scope_rt.models.folder_level import (
     check_level,
     check_not_several,
+    check_own,
     folder_around,
     holds_model,
 )
@@ -92,6 +93,7 @@ class Layout:
         except UserInputError:
             check_level(folder)
             raise
+        check_own(folder, layout.places)
         inner = Path(os.path.commonpath(layout.places))
         if inner != folder and holds_model(inner):  # and may have its project's configuration
             raise UserInputError(f"the model in {folder} lies in {inner}: give that folder")

@@ -114,6 +114,12 @@ def test_a_folder_levels_above_several_models_gathers_no_files_of_both(tmp_path:
         Layout.of(tmp_path, "longlive-1.3b")
 
 
+def test_a_model_takes_no_part_of_one_inside_it(folder: Path) -> None:
+    shutil.copytree(folder / "wan_models", folder / "A" / "wan_models")
+    with pytest.raises(UserInputError, match=f"would take .* model folder {folder}/A: give that o"):
+        Layout.of(folder, None)
+
+
 def test_a_folder_around_one_model_is_refused_for_it_hides_the_configuration(folder: Path) -> None:
     with pytest.raises(UserInputError, match=f"lies in {folder}: give that folder"):
         Layout.of(folder.parent, None)
