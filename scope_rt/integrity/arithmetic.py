@@ -22,6 +22,7 @@ from scope_rt.integrity.audit_plan import Audit, CallPlan, CallTurns, audits_in_
 from scope_rt.integrity.block_record import BlockRecord
 from scope_rt.integrity.block_sums import BlockSums
 from scope_rt.integrity.call_weights import BlockWeights
+from scope_rt.integrity.edge_reference import Estimate
 from scope_rt.integrity.judgement import Compared, judge, text_of
 from scope_rt.integrity.oracle import BlockAudit
 from scope_rt.integrity.recorder import BlockRecorder
@@ -81,6 +82,9 @@ class ArithmeticCheck:
         self._blocks = [each for each in generator.model.blocks if isinstance(each, Block)]
         self._weights = BlockWeights(self._blocks)
         self._turns, self._num_rebuilt = CallTurns(self._every), 0
+        self.masses: Mapping[int, Estimate] = {}
+        """What the last chunk attended to by frame, by layer, where its last call was watched and
+        the cache asks."""
 
     def begin(
         self, envelope: PPEnvelope, tensors: Mapping[str, Tensor], plans: Sequence[CallPlan]
@@ -126,6 +130,7 @@ class ArithmeticCheck:
         self._compare()
         compared, fault, missed = self._compared, self._fault, recorder.missed()
         self.abandon()
+        self.masses = recorder.masses
         if fault:
             raise IntegrityError(fault)
         for each in compared:
@@ -157,6 +162,7 @@ class ArithmeticCheck:
         if self._recorder is not None:
             self._recorder.stop()
         self._recorder, self._compared, self._sums, self._fault = None, [], (), ""
+        self.masses = {}
         self._kept, self._num_kept_bytes = [], 0
         self._waiting, self._num_waiting_bytes = [], 0
 

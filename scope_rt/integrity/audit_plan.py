@@ -29,8 +29,12 @@ class CallPlan:
     is_recompute: bool = False
 
     @property
+    def frame_tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
     def num_tokens(self) -> int:
-        return self.num_frames * self.rows * self.columns
+        return self.num_frames * self.frame_tokens
 
     def position(self, token: int) -> tuple[int, int, int]:
         """Frame, row and column by which the token is rotated."""

@@ -161,6 +161,12 @@ def longest(x_BTHD: Tensor) -> Tensor:
     return lengths
 
 
+def largest_of(x: Tensor) -> Tensor:
+    """The length of the longest vector."""
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=-1).amax()
+    return lengths
+
+
 def largest(biases: Tensor) -> Tensor:
     """What scores are moved by at most."""
     return biases.masked_fill(biases.isinf(), 0.0).abs().amax()

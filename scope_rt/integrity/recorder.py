@@ -15,6 +15,8 @@ from scope_rt.collectives import Collectives
 from scope_rt.integrity.audit_plan import Audit, CallPlan
 from scope_rt.integrity.block_record import BlockRecord, GivenRows
 from scope_rt.integrity.call_weights import BlockWeights, Seen
+from scope_rt.integrity.edge_reference import Estimate
+from scope_rt.integrity.frame_reference import frame_masses
 from scope_rt.integrity.oracle_attention import (
     Attended,
     Rows,
@@ -68,6 +70,8 @@ class BlockRecorder:
         """That of the block that is running."""
         self.last_given: list[GivenRows] = []
         """By layer, where the last call was watched."""
+        self.masses: dict[int, Estimate] = {}
+        """What the chunk's last call attended to by frame, where the cache asks: by layer."""
         self._generator, self._weights = generator, weights
         self._audits = {(audit.call, audit.layer): audit for audit in audits}
         self._due = list(audits)
@@ -204,6 +208,13 @@ class BlockRecorder:
         if record.audit.call + 1 == len(self._calls):
             given = GivenRows(audit=record.audit, window=attend.window, k=k, v=v)
             self.last_given.append(given)
+            if self._generator.cache.spec.needs_attention_scores:
+                queries, keys = q, shown[-1][0]
+                if attend.turn is not None:
+                    queries, keys = attend.turn(queries, keys)
+                self.masses[layer] = frame_masses(
+                    queries, keys, frame_tokens=record.plan.frame_tokens, dtype=self._weights.dtype
+                )
         self._look_at(record, (q, k, v), shown[-1], out)
         return out
 

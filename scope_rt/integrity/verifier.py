@@ -15,7 +15,9 @@ from scope_rt.integrity.audit_plan import CallPlanner
 from scope_rt.integrity.canary import ROTATIONS, Canary
 from scope_rt.integrity.edges import EdgeCheck
 from scope_rt.integrity.evidence import RankEvidence
+from scope_rt.integrity.kept_frames import KeptFrames
 from scope_rt.integrity.made_state import MadeState
+from scope_rt.integrity.pooled_rows import PooledRows
 from scope_rt.integrity.state_audit import StateAudit
 from scope_rt.models.generator import ChunkGenerator
 from scope_rt.tensor_digests import TensorDigests
@@ -59,6 +61,8 @@ class Verifier:
         )
         self._made = MadeState(generator, rank=rank, checks=checks)
         self._edges = EdgeCheck(generator, rank=rank, checks=checks, every=self._every)
+        self._kept_frames = KeptFrames(generator, rank=rank, checks=checks)
+        self._pooled_rows = PooledRows(generator, rank=rank, checks=checks, is_strict=is_strict)
         self._planner = CallPlanner(recaches=generator.recaches)
         self._canary = Canary(generator, every=ROTATIONS * within)
         self._ran_canary = False
@@ -107,13 +111,16 @@ class Verifier:
         if self._is_watched:
             with suspect_from(self._arithmetic.suspect_from):
                 self._arithmetic.end()
+        masses = self._arithmetic.masses if self._is_watched else None
+        self._kept_frames.end(chunk, masses=masses, seen_from=self._arithmetic.suspect_from)
+        self._pooled_rows.end(chunk)
         self._edges.end(latents_BFCHW)
         return RankEvidence(
             result=self._result(latents_sha256),
             canary=self._canary.digest if self._ran_canary else "",
             expected_canary=self._canary.expected if self._ran_canary else "",
             canary_from=self._canary_from,
-            sums=(*self._made.report(), *self._arithmetic.report()),
+            sums=(*self._made.report(), *self._arithmetic.report(), *self._kept_frames.report()),
             sums_from=self._arithmetic.suspect_from,
         )
 

@@ -5,7 +5,7 @@ once. Whatever a cache keeps, every rank derives the same window: from the start
 from scores that were summed over the ranks first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,6 +52,29 @@ class WriteWindow:
     def num_tokens(self) -> int:
         """Tokens of the chunk."""
         return self.num_passing + sum(segment.num_tokens for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choice:
+    """What one choice of frames by attention was made of, for who makes it again.
+
+    Scores are on the host, in float64; all are by frame slot in view.
+    """
+
+    frames: tuple[int, ...]
+    """Latent frames it was made among, the chunk's included."""
+    noted: Tensor
+    """Scores that the choice before left, and 0 for frames that have come since."""
+    found: Tensor
+    """Scores as they were found."""
+    masses: Sequence[Tensor]
+    """What every layer added, of this rank's heads, in order; none where a chunk adds nothing."""
+    mass: Tensor
+    """Their sum over layers and ranks, on the cache's device."""
+    scores: Tensor
+    """By which was chosen."""
+    kept: tuple[int, ...]
+    """Latent frames that stay, in slot order."""
 
 
 class FrameCache(Protocol):
@@ -135,6 +158,10 @@ class FrameCache(Protocol):
 
         `k_BKHD` is what `update` returned.
         """
+        ...
+
+    def take_choices(self) -> list[Choice]:
+        """Those since the last call, two at most, the newest last; none where age alone decides."""
         ...
 
     def advance(self, window: WriteWindow) -> None:

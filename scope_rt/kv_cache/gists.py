@@ -15,7 +15,7 @@ was never taught gists keeps to what it knows (with equal weights the embedded o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.errors import CacheError
-from scope_rt.kv_cache.frame_cache import WriteWindow
+from scope_rt.kv_cache.frame_cache import Choice, WriteWindow
 from scope_rt.kv_cache.ring import plan_write, slot_of_frame
 from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
@@ -102,6 +102,9 @@ class GistFrames:
         self._num_left = num_left
         return due
 
+    def take_choices(self) -> list[Choice]:
+        return []
+
     def reset(self) -> None:
         self._kept, self._num_left = (), 0
 
@@ -144,6 +147,8 @@ class GistCache(SlotCache):
     ) -> None:
         super().__init__(spec, policy=policy, storage=storage, ledger=ledger)
         self._gist_policy = policy
+        self.see_pooled: Callable[[GistCache, Pooling], None] = _ignore
+        """Is told of every gist when all layers have it, while its sources still lie there."""
 
     def advance(self, window: WriteWindow) -> None:
         super().advance(window)
@@ -154,6 +159,7 @@ class GistCache(SlotCache):
             for layer in range(self.spec.num_layers):
                 self._pool(layer, pooling)
             self._frame_at[pooling.target] = self._frame_at[pooling.sources[0]]
+            self.see_pooled(self, pooling)
         rows = tokens * self.spec.num_layers * self.spec.batch
         self.counters.rows_written += len(due) * rows
         self.counters.rows_evicted += (num_visible + len(due) - len(self.frames_kept)) * rows
@@ -170,3 +176,7 @@ class GistCache(SlotCache):
     def _slots(self, frame_slot: int) -> slice:
         tokens = self.spec.frame_tokens
         return slice(frame_slot * tokens, (frame_slot + 1) * tokens)
+
+
+def _ignore(cache: GistCache, pooling: Pooling) -> None:
+    """Nobody watches."""

@@ -8,6 +8,7 @@ older. The number of frames is the ring's, so where the cache stands is the same
 start frame. A rebuilt cache starts without scores: what it remembers is its context.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -17,12 +18,14 @@ from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.errors import CacheError
 from scope_rt.attention.mass import mass_of_groups
 from scope_rt.collectives import Collectives
-from scope_rt.kv_cache.frame_cache import WriteWindow
+from scope_rt.kv_cache.frame_cache import Choice, WriteWindow
 from scope_rt.kv_cache.policy import HeavyHitters
 from scope_rt.kv_cache.ring import segments_of
 from scope_rt.tensors import digest_of
 
 _EMPTY = -1
+_MOST_CHOICES = 2
+"""Of one chunk: that of a recompute, and its own."""
 
 
 class HeavyFrames:
@@ -37,6 +40,9 @@ class HeavyFrames:
         """By frame slot, on the host: a sum over hours must not lose its low digits."""
         self._held = [_EMPTY] * spec.capacity_frames
         self._masses: list[Tensor] = []
+        self._noted = self.scores.clone()
+        """As the last choice left them."""
+        self._choices: deque[Choice] = deque(maxlen=_MOST_CHOICES)
 
     @property
     def frames_kept(self) -> tuple[int, ...]:
@@ -72,17 +78,36 @@ class HeavyFrames:
         """Sum the chunk's scores over layers and ranks (one all-reduce), then choose."""
         num_visible = len(window.frames_in_view)
         self._held[:num_visible] = window.frames_in_view
-        if self._masses:
-            mass = self._group.all_reduce_sum(torch.stack(self._masses).sum(0))
-            self.scores[:num_visible] += mass.double().cpu()
-            self._masses = []
+        scores, masses = self.scores[:num_visible], self._masses
+        found, mass = scores.clone(), torch.zeros(num_visible)
+        if masses:
+            mass = self._group.all_reduce_sum(torch.stack(masses).sum(0))
+            scores += mass.double().cpu()
+        chosen_by, self._masses = scores.clone(), []
         ages = torch.tensor(self._held[:num_visible])
-        kept = set(self._choose.kept(self.scores[:num_visible], ages).tolist())
+        kept = set(self._choose.kept(scores, ages).tolist())
         for slot in set(range(num_visible)) - kept:
             self._held[slot] = _EMPTY
             self.scores[slot] = 0.0
+        choice = Choice(
+            frames=window.frames_in_view,
+            noted=self._noted[:num_visible],
+            found=found,
+            masses=masses,
+            mass=mass,
+            scores=chosen_by,
+            kept=self.frames_kept,
+        )
+        self._choices.append(choice)
+        self._noted = self.scores.clone()
+
+    def take_choices(self) -> list[Choice]:
+        taken = list(self._choices)
+        self._choices.clear()
+        return taken
 
     def reset(self) -> None:
         self._held = [_EMPTY] * self._spec.capacity_frames
         self.scores.zero_()
+        self._noted = self.scores.clone()
         self._masses = []

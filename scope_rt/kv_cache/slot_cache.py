@@ -17,7 +17,7 @@ from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.errors import CacheError
 from scope_contracts.row_format import CodecKind
 from scope_rt.kv_cache.counters import CacheCounters
-from scope_rt.kv_cache.frame_cache import WriteWindow
+from scope_rt.kv_cache.frame_cache import Choice, WriteWindow
 from scope_rt.kv_cache.row_digest import row_digest
 from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.row_store import RowStore, Slots
@@ -52,6 +52,10 @@ class SlotPolicy(Protocol):
 
     def advance(self, window: WriteWindow) -> None:
         """The chunk is part of the past; choose what of it all stays."""
+        ...
+
+    def take_choices(self) -> list[Choice]:
+        """As `FrameCache` says."""
         ...
 
     def reset(self) -> None: ...
@@ -265,6 +269,9 @@ class SlotCache:
 
     def observe(self, layer: int, window: WriteWindow, q_BTHD: Tensor, k_BKHD: Tensor) -> None:
         self.policy.observe(q_BTHD, k_BKHD)
+
+    def take_choices(self) -> list[Choice]:
+        return self.policy.take_choices()
 
     def advance(self, window: WriteWindow) -> None:
         self._spans.opened()

@@ -79,6 +79,8 @@ class ChunkGenerator:
     """By timestep, in the order in which they were made."""
     noise_drawn: list[Tensor] = field(default_factory=list)
     """The re-noise of the last chunk, in order: equal on all ranks."""
+    windows: list[WriteWindow] = field(default_factory=list)
+    """Of the last chunk: a recompute's, then its own."""
     last_input: Tensor | None = None
     """What the model was called with last, `[B, F, C, H/8, W/8]`."""
 
@@ -102,6 +104,7 @@ class ChunkGenerator:
             CallCountError: `enter_call` refused.
             OrderError: no text was ever received.
         """
+        self.windows = []
         if envelope.reset_kv_cache:
             self.cache.reset()
             self._origin_frame = 0
@@ -117,7 +120,7 @@ class ChunkGenerator:
         x = wide(self._on_device(tensors[LATENTS_IN]))
         num_frames, grid = x.shape[1], (x.shape[3] // 2, x.shape[4] // 2)
         start = envelope.current_start_frame - self._origin_frame
-        window = self.cache.window(start_frame=start, num_frames=num_frames)
+        window = self._opened(self.cache.window(start_frame=start, num_frames=num_frames))
         rope = self._given_rope(range(start, start + num_frames), grid)
         biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias, grid)
         steps = envelope.denoising_step_list
@@ -189,7 +192,7 @@ class ChunkGenerator:
         """Rebuild the cache from clean latents, under the text in effect: one call at t=0."""
         _, num_frames, _, height, width = context_BFCHW.shape
         self.cache.reset()
-        window = self.cache.window(start_frame=0, num_frames=num_frames)
+        window = self._opened(self.cache.window(start_frame=0, num_frames=num_frames))
         attend = BlockCausalSelfAttention(
             cache=self.cache,
             window=window,
@@ -207,13 +210,17 @@ class ChunkGenerator:
         _, num_frames, _, height, width = context_BFCHW.shape
         end = self.cache.indices.global_end_index // self.cache.spec.frame_tokens
         start = end - num_frames
-        window = self.cache.window_in_place(start_frame=start, num_frames=num_frames)
+        window = self._opened(self.cache.window_in_place(start_frame=start, num_frames=num_frames))
         grid = (height // 2, width // 2)
         attend = self._attention(window, num_frames, 1.0, grid)
         attend.is_last = True
         rope = self._given_rope(range(start, end), grid)
         self._call(context_BFCHW, 0.0, rope, attend, enter_call, start)
         self.cache.advance(window)
+
+    def _opened(self, window: WriteWindow) -> WriteWindow:
+        self.windows.append(window)
+        return window
 
     def _call(
         self,

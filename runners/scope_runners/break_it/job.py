@@ -38,6 +38,8 @@ class Script:
     recomputes_always: bool = False
     """Whether the model is run as one that keeps its cache by recompute (R0a)."""
     kv_cache: str = "ring"
+    needs_its_cache: bool = False
+    """Whether it shows something of `kv_cache` alone."""
     has_start_frame: bool = False
     """Whether it begins with a picture, on the model run as one of one latent frame a chunk; the
     file is gone once chunk 0 is shown."""

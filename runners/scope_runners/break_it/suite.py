@@ -92,7 +92,7 @@ class Suite:
     def _scenario(self, case: Case) -> Scenario | None:
         topology = self.topology or case.default_topology
         scenario = case.build(topology, self.driver.pace(topology))
-        if scenario is None or self.kv_cache is None:
+        if scenario is None or self.kv_cache is None or scenario.script.needs_its_cache:
             return scenario
         return replace(scenario, script=replace(scenario.script, kv_cache=self.kv_cache))
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from scope_runners.break_it.actions import computing, edges, latents, rank0, runtime, state
+from scope_runners.break_it.actions import computing, edges, frames, latents, rank0, runtime, state
 
-_ALL = (runtime, state, computing, edges, latents, rank0)
+_ALL = (runtime, state, computing, edges, frames, latents, rank0)
 ACTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {name: action for module in _ALL for name, action in module.ACTIONS.items()}
 )

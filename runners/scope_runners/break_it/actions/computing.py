@@ -167,7 +167,7 @@ def _change_kernel(generator: ChunkGenerator) -> ChunkGenerator:
     return generator
 
 
-def _cache_of(generator: ChunkGenerator) -> SlotCache:
+def cache_of(generator: ChunkGenerator) -> SlotCache:
     cache = generator.cache
     assert isinstance(cache, SlotCache), "a stream's cache"
     return cache
@@ -175,7 +175,7 @@ def _cache_of(generator: ChunkGenerator) -> SlotCache:
 
 def _skip_early_writes(generator: ChunkGenerator) -> ChunkGenerator:
     """A layer writes its rows at a chunk's last call only; the others see what was there."""
-    cache = _cache_of(generator)
+    cache = cache_of(generator)
     vars(cache)["_write"] = partial(_write_last, cache, cache.spec.num_layers // 2)
     return generator
 
@@ -195,7 +195,7 @@ def _write_last(
 
 def _skip_writes(generator: ChunkGenerator) -> ChunkGenerator:
     """A layer's rows are given to the cache, and never get there."""
-    cache = _cache_of(generator)
+    cache = cache_of(generator)
     rows = cache.storage.rows
     vars(rows)["write"] = partial(_write_all_but, rows, cache.spec.num_layers // 2)
     return generator
