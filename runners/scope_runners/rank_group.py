@@ -64,6 +64,8 @@ class Failure:
 
     is_wrong: bool = False
     """Whether a rank found something computed wrong, be it after another one was lost."""
+    stopped: tuple[int, ...] = ()
+    """Ranks that were stopped (SIGSTOP) when the first one ended: it ended because of them."""
     is_unsaid: bool = False
     """Whether rank0 ended otherwise, and may not have retracted what that speaks against."""
 
@@ -77,6 +79,9 @@ class Failure:
             return f"rank {self.rank} ended by {signal.Signals(self.code - 128).name}"
         if self.code == INTEGRITY:
             return f"rank {self.rank} was the first to end by an error of integrity"
+        if self.stopped:
+            were = "was" if len(self.stopped) == 1 else "were"
+            return f"{named(self.stopped)} {were} stopped (SIGSTOP)"
         return f"rank {self.rank} was the first to fail"
 
 
@@ -100,6 +105,7 @@ class RankGroup:
         self._running: set[int] = set()
         self._pids: dict[int, int] = {}
         self._failed: list[RankEnded] = []
+        self._stopped: tuple[int, ...] = ()
         self._num_unprompted: int | None = None
         self._deadline_s: float | None = None
         self._signals_left: list[signal.Signals] = []
@@ -157,7 +163,7 @@ class RankGroup:
         if self._server is None:
             self._server = ForkServer(self._module, self._environ, report=self._events.put)
         self._running = set(range(attempt.num_ranks))
-        self._pids, self._failed = {}, []
+        self._pids, self._failed, self._stopped = {}, [], ()
         self._num_unprompted = self._deadline_s = None
         self._signals_left = [signal.SIGTERM, signal.SIGKILL]
         shared = {
@@ -213,6 +219,9 @@ class RankGroup:
 
     def _fail(self, end: RankEnded, *, at_once: bool) -> None:
         """Let the peers say what they saw, then end them: `at_once` where all will start again."""
+        if not self._failed:
+            known = sorted(self._running & self._pids.keys())
+            self._stopped = tuple(rank for rank in known if is_stopped(self._pids[rank]))
         self._failed.append(end)
         if self._stopped_by is not None and 0 in self._running:
             return  # rank0 ends the stream in order, for which it has its time
@@ -253,6 +262,7 @@ class RankGroup:
             rank=cause.rank,
             code=code,
             is_final=is_final or obeyed or self._stopped_by is not None,
+            stopped=self._stopped,
             is_wrong=bool(found),
             is_unsaid=bool(found) and 0 not in found,
         )

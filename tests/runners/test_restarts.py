@@ -36,6 +36,13 @@ def test_a_lost_rank_restarts_all_and_a_suspended_peer_does_not_outlive_it(
     assert (folder / "imports").read_text() == "x", "a restart imports nothing again"
 
 
+def test_a_rank_that_was_stopped_is_named_and_not_the_one_that_ended_because_of_it(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_again("late/0", "sleep/0", "stop/0") == 0
+    assert said(capfd) == ["WARNING: rank 2 was stopped (SIGSTOP); starting again (1 of 3)"]
+
+
 def test_a_group_is_not_restarted_without_end_when_starts_bring_no_progress(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
