@@ -83,6 +83,7 @@ def launch_attempts(
     restarts: Restarts = NO_RESTARTS,
     on_event: Callable[[int, Event], None] = lambda attempt, event: None,
     heartbeat_timeout_s: float = MeshConfig().heartbeat_timeout_s,
+    chunk_timeout_s: float = 0.0,
 ) -> int:
     """Run `module.main` as the ranks of `attempt_of(0)`; when one fails, of `attempt_of(1)`, ...
 
@@ -97,7 +98,8 @@ def launch_attempts(
     which holds until a start has brought the work further.
     `on_event` is called with the number of the attempt and which rank started or ended.
     Where all ranks are stopped (SIGSTOP), none is left to name another: they are named and ended
-    here, within `heartbeat_timeout_s`.
+    here, within `heartbeat_timeout_s`. A person's first signal leaves rank0 `chunk_timeout_s` for
+    what it is at, and 15 s for its end.
 
     Returns the exit code of the last attempt's first failing rank; one that a signal ended counts
     as 128 + signal, as in a shell; one that was ended because a person asked for it, as 128 + the
@@ -120,7 +122,13 @@ def launch_attempts(
     }
     with new_secret_file() as secret:
         environ[SECRET_FILE] = str(secret)
-        group = RankGroup(module, environ, on_event, heartbeat_timeout_s=heartbeat_timeout_s)
+        group = RankGroup(
+            module,
+            environ,
+            on_event,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            chunk_timeout_s=chunk_timeout_s,
+        )
         return _run_all(group, attempt_of, restarts)
 
 

@@ -30,7 +30,7 @@ from scope_runners.fork_server import (
 LINGER_S = 1.5
 """After a rank failed, how long its peers may still say what they saw."""
 ORDERLY_END_S = 15.0
-"""How long an orderly end may take, once rank0 was asked for it or has reached it."""
+"""How long an orderly end may take, once rank0 has reached it."""
 _LOOK_S = 1.0
 """How often to look, at least, whether the fork server or all ranks were stopped."""
 _PATIENCE = 0.8
@@ -95,9 +95,13 @@ class RankGroup:
         on_event: Callable[[int, Event], None],
         *,
         heartbeat_timeout_s: float,
+        chunk_timeout_s: float = 0.0,
     ) -> None:
+        """`chunk_timeout_s` is how long rank0 may go on with its work, once it was asked to end,
+        before its end must be orderly."""
         self._module, self._environ, self._on_event = module, environ, on_event
         self._most_stopped_s = _PATIENCE * heartbeat_timeout_s
+        self._chunk_timeout_s = chunk_timeout_s
         # Its put may interrupt its get, so a signal handler may call it.
         self._events: SimpleQueue[Event | signal.Signals] = SimpleQueue()
         self._server: ForkServer | None = None
@@ -284,7 +288,7 @@ class RankGroup:
             self._bound(0.0)
             return
         self._stopped_by = signum
-        self._bound(ORDERLY_END_S)
+        self._bound(self._chunk_timeout_s + ORDERLY_END_S)
         self._signal(signum, {0})
 
     def _escalate(self) -> bool:

@@ -169,6 +169,7 @@ def _launch_checked(job: StreamJob, argv: Sequence[str], rank_module: str) -> in
         ),
         on_event=see,
         heartbeat_timeout_s=setup.config.mesh.heartbeat_timeout_s,
+        chunk_timeout_s=setup.config.mesh.group_timeout_s,
     )
     if rank0_code < 0 and code - 128 in STOPPING:
         print("scope-rt: interrupted", file=sys.stderr)  # rank0 could not say it

@@ -19,6 +19,7 @@ from scope_runners import rank_group, show
 from scope_runners.break_it import stream
 from scope_runners.break_it.faults import Fault
 from scope_runners.break_it.instruments import FAULTS
+from scope_runners.launcher import launch_attempts
 from scope_runners.main import main
 from tests import warm_python
 from tests.runners.streams import (
@@ -163,6 +164,10 @@ def test_ranks_that_take_too_long_to_end_leave_a_stream_that_can_be_resumed(
     )
     set_faults(monkeypatch, slow)
     monkeypatch.setattr(rank_group, "ORDERLY_END_S", 1.0)
+    monkeypatch.setattr(
+        "scope_runners.stream.launch_attempts",
+        lambda *given, **named: launch_attempts(*given, **(named | {"chunk_timeout_s": 0.0})),
+    )
     person = threading.Thread(target=stop_in_chunk_2)
     person.start()
     tp = ["--plan", "tp_v1_1", "--tp", "2", "--oversubscribe"]

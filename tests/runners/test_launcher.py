@@ -119,6 +119,19 @@ def test_a_second_signal_ends_everything_at_once_with_the_code_of_that_signal(
     assert elapsed_s < TERMINATE_S
 
 
+@pytest.mark.parametrize(("chunk_timeout_s", "is_finished"), [(60.0, True), (0.0, False)])
+def test_the_chunk_that_is_being_made_has_its_own_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, chunk_timeout_s: float, is_finished: bool
+) -> None:
+    monkeypatch.setattr(rank_group, "ORDERLY_END_S", 0.1)
+    monkeypatch.setattr(rank_group, "TERMINATE_S", 0.1)
+    timer = signal_when_started(folder, signal.SIGTERM, num_ranks=1)
+    attempt = Attempt(argv=["conclude"], num_ranks=1)
+    launcher.launch_attempts("obey", lambda _: attempt, chunk_timeout_s=chunk_timeout_s)
+    timer.join()
+    assert (folder / "rank0.concluded").exists() == is_finished
+
+
 def test_a_rank_that_was_killed_during_an_orderly_end_is_told_from_one_that_we_ended(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
