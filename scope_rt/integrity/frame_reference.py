@@ -17,6 +17,11 @@ from scope_rt.integrity.tolerance import Rounding
 from scope_rt.integrity.workspace import WORKSPACE_BYTES
 from scope_rt.kv_cache.frame_cache import WriteWindow
 
+_KNOWN = (
+    *(CacheKind.RING, CacheKind.QUANTIZED, CacheKind.PAGED),
+    *(CacheKind.HIERARCHICAL, CacheKind.H2O),
+)
+"""Others are a user's own: only their code says what they show."""
 _SAME_WEIGHT = 1e-12
 """Two ways to work out the logarithm of a small power differ by less."""
 
@@ -40,7 +45,10 @@ def frames_by_age(spec: KVCacheSpec, end_frame: int) -> list[tuple[int, float]]:
 
 
 def num_other(spec: KVCacheSpec, window: WriteWindow) -> int:
-    """How many frames of `window` are not what its end says, or weigh otherwise."""
+    """How many frames of `window` are not what its end says, or weigh otherwise; 0 of a kind that
+    is not known here."""
+    if spec.kind not in _KNOWN:
+        return 0
     end_frame = window.indices.global_end_index // spec.frame_tokens
     weights = window.log_weights or [0.0] * len(window.frames_in_view)
     shown = sorted(zip(window.frames_in_view, weights, strict=True))

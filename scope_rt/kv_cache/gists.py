@@ -23,7 +23,7 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import KVCacheSpec
 from scope_contracts.errors import CacheError
-from scope_rt.kv_cache.frame_cache import Choice, WriteWindow
+from scope_rt.kv_cache.frame_cache import WriteWindow
 from scope_rt.kv_cache.ring import plan_write, slot_of_frame
 from scope_rt.kv_cache.row_ledger import RowLedger
 from scope_rt.kv_cache.slot_cache import InPlace, SlotCache
@@ -101,9 +101,6 @@ class GistFrames:
                     due.append(Pooling(target=self._slot(level, gist), sources=sources))
         self._num_left = num_left
         return due
-
-    def take_choices(self) -> list[Choice]:
-        return []
 
     def reset(self) -> None:
         self._kept, self._num_left = (), 0

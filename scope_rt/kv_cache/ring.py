@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scope_contracts.cache_spec import CacheIndices, KVCacheSpec
 from scope_contracts.errors import CacheError
-from scope_rt.kv_cache.frame_cache import Choice, Segment, WriteWindow
+from scope_rt.kv_cache.frame_cache import Segment, WriteWindow
 
 
 def slot_of_frame(spec: KVCacheSpec, frame: int) -> int:
@@ -93,9 +93,6 @@ class NewestFrames:
 
     def advance(self, window: WriteWindow) -> None:
         self._kept = window.frames_in_view
-
-    def take_choices(self) -> list[Choice]:
-        return []
 
     def reset(self) -> None:
         self._kept = ()

@@ -8,7 +8,7 @@ copy of the chunk is kept. A chunk that a layer wrote no row of never becomes pa
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -54,11 +54,16 @@ class SlotPolicy(Protocol):
         """The chunk is part of the past; choose what of it all stays."""
         ...
 
+    def reset(self) -> None: ...
+
+
+@runtime_checkable
+class ChoosingPolicy(Protocol):
+    """A `SlotPolicy` that chooses frames by attention, and says what of."""
+
     def take_choices(self) -> list[Choice]:
         """As `FrameCache` says."""
         ...
-
-    def reset(self) -> None: ...
 
 
 class FrameStorage(Protocol):
@@ -113,6 +118,7 @@ class SlotCache:
     ) -> None:
         """Without a `ledger`, nothing is known of damage."""
         self.spec, self.policy, self.storage, self._ledger = spec, policy, storage, ledger
+        self._choosing = policy if isinstance(policy, ChoosingPolicy) else None
         self.counters = CacheCounters()
         self.indices = spec.indices_at(0)
         lacks = "no rows of this chunk; show its last call to update"
@@ -271,7 +277,7 @@ class SlotCache:
         self.policy.observe(q_BTHD, k_BKHD)
 
     def take_choices(self) -> list[Choice]:
-        return self.policy.take_choices()
+        return [] if self._choosing is None else self._choosing.take_choices()
 
     def advance(self, window: WriteWindow) -> None:
         self._spans.opened()
