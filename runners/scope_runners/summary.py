@@ -273,8 +273,8 @@ def table(summary: StreamSummary) -> str:
         f"{'retracted':<13} {retracted_chunks(each)}: {each.reason}" for each in summary.retractions
     ]
     if totals.unverified:
-        made = f"{counted(totals.unverified, 'chunk')} by ranks that were lost"
-        lines.append(f"{'unverified':<13} {made}: what they held can be verified no more")
+        made = counted(totals.unverified, "chunk")
+        lines.append(f"{'unverified':<13} {made}: ranks ended before what they held was verified")
     lines.append(f"{'stage':<13} {'p50 ms':>9} {'p95 ms':>9} {'total s':>9}")
     lines += [
         f"  {stage:<11} {times.p50_ms:>9.2f} {times.p95_ms:>9.2f} {times.total_ms / 1e3:>9.2f}"
