@@ -166,14 +166,18 @@ class SecondDecoder:
         *,
         chunks_to_turn: int,
     ) -> None:
-        """A chunk goes by that is not verified: see it, if it is one of the last before a turn."""
-        num_frames = latents_BFCHW.shape[1]
-        if (chunks_to_turn - 1) * num_frames >= self._parts.codec.decoder_context_frames:
+        """A chunk goes by that is not verified: see of it what the one whose turn comes shows."""
+        num_context = self._parts.codec.decoder_context_frames
+        num_shown = num_context - (chunks_to_turn - 1) * latents_BFCHW.shape[1]
+        if num_shown <= 0:
             self._decoder = None
             return
         starts_epoch = before() is None
-        if starts_epoch or self._decoder is None or self._is_before != chunk:
-            self._begin(0 if starts_epoch else self._parts.codec.decoder_context_frames)
+        if starts_epoch:
+            self._begin(0)
+        elif self._decoder is None or self._is_before != chunk:
+            self._begin(num_context)
+            latents_BFCHW = latents_BFCHW[:, -num_shown:]
         self._see(chunk, latents_BFCHW)
 
     def decode(

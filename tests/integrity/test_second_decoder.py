@@ -14,8 +14,8 @@ from scope_rt.integrity.pictures import PictureCheck, RankZeroParts
 from scope_rt.tensor_digests import TensorDigests
 from scope_rt.vae.codec import CodecSizes
 
-CONTEXT, FRAMES, SIDE = 7, 3, 2
-"""A picture shows the latent frames before it too: three chunks of them, and a part of one."""
+CONTEXT, FRAMES, SIDE = 8, 3, 2
+"""A picture shows the latent frames before it too: two chunks of them, and a part of one."""
 SIZES = CodecSizes(
     latent_channels=1,
     spatial_stride=1,
@@ -88,10 +88,10 @@ def run(
     return counts
 
 
-def test_no_chunk_waits_for_more_than_itself_to_be_decoded_again() -> None:
+def test_only_what_a_picture_shows_is_decoded_and_no_chunk_waits_for_more_than_itself() -> None:
     counts = run(IntegrityLevel.DEFAULT, num_chunks=2 * TURN)
-    assert [chunk for chunk, count in enumerate(counts) if count] == [*range(TURN - 3, TURN + 1)]
-    assert set(counts) == {0, FRAMES}
+    assert sum(counts[: TURN + 1]) == CONTEXT + FRAMES
+    assert max(counts) == FRAMES
 
 
 def test_who_comes_in_the_middle_of_it_decodes_the_past_at_once() -> None:
@@ -102,7 +102,7 @@ def test_who_comes_in_the_middle_of_it_decodes_the_past_at_once() -> None:
 @pytest.mark.parametrize("cut", [TURN - 3, TURN - 1, TURN])
 def test_a_cut_before_its_turn_is_followed(cut: int) -> None:
     counts = run(IntegrityLevel.DEFAULT, num_chunks=TURN + 1, cuts=(0, cut))
-    assert set(counts) == {0, FRAMES}
+    assert max(counts) == FRAMES
 
 
 @pytest.mark.parametrize("level", [IntegrityLevel.DEFAULT, IntegrityLevel.STRICT])
