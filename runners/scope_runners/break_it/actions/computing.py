@@ -108,12 +108,6 @@ def _switch_attention(generator: ChunkGenerator) -> ChunkGenerator:
     return generator
 
 
-def _shift_schedule(generator: ChunkGenerator, *, by: float) -> ChunkGenerator:
-    """Where it lies, as a memory error does; what was made of it stays."""
-    object.__setattr__(generator.schedule, "shift", generator.schedule.shift * by)
-    return generator
-
-
 class _Unrotated(ChunkGenerator):
     """Rotation tables of the frame before."""
 
@@ -222,7 +216,6 @@ ACTIONS: dict[str, Callable[..., Any]] = {
     "turn_last_block": _turn_last_block,
     "set_precision": _set_precision,
     "switch_attention": _switch_attention,
-    "shift_schedule": _shift_schedule,
     "skip_writes": _skip_writes,
     "skip_early_writes": _skip_early_writes,
     "turn_rotations": _turn_rotations,

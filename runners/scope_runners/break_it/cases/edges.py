@@ -58,6 +58,7 @@ CASES = cases_of(
         number=46,
         name="sigma",
         description="noise levels are those of another shift",
+        layer=(Detector.NUMERICS, Detector.EDGES),
         action="change_schedule",
     ),
     _EDGE(

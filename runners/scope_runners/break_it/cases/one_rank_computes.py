@@ -26,7 +26,6 @@ _PRECISION = partial(
     number=34,
     action="set_precision",
 )
-_SETTING = partial(NumericFault, number=34, refusal=partial(refused_there, "IntegrityError"))
 
 CASES = cases_of(
     _OTHERWISE(
@@ -66,17 +65,12 @@ CASES = cases_of(
         refusal=refused_by_each,
         on=all_generators,
     ),
-    _SETTING(
+    NumericFault(
+        number=34,
         name="attention-switch",
         description="PyTorch's fused attention kernels are switched off on one rank",
         layer=(Detector.NUMERICS,),
+        refusal=partial(refused_there, "IntegrityError"),
         action="switch_attention",
-    ),
-    _SETTING(
-        name="schedule-changed",
-        description="the shift of one rank's schedule changes in memory",
-        layer=(Detector.NUMERICS, Detector.EDGES, Detector.REPLICATED),
-        action="shift_schedule",
-        arguments={"by": 1.02},
     ),
 )
