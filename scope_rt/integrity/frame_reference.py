@@ -81,18 +81,26 @@ def frame_masses(
     """Probability that every frame of keys is given, over batch, queries and heads: `[K / tokens]`.
 
     A score that is off by r makes a probability off by 2 r of itself, and both the kernel's scores,
-    which are products of float32, and these are rounded.
+    which are products of float32, and these are rounded. Probabilities too small for float32 are
+    lost on either side.
     """
-    q, k = (x.transpose(1, 2).flatten(0, 1).to(dtype) for x in (q_BTHD, k_BKHD))
-    dim, num_keys, work = q.shape[-1], k.shape[1], Rounding.of(torch.float32).work
-    mass = torch.zeros(num_keys, dtype=torch.float64, device=q.device)
-    piece = max(1, WORKSPACE_BYTES // (len(q) * num_keys * q.element_size()))
-    for part in q.split(piece, dim=1):
-        scores = torch.bmm(part, k.mT) * dim**-0.5
-        mass += torch.softmax(scores, -1).sum((0, 1), dtype=torch.float64)
+    batch, num_queries, heads, dim = q_BTHD.shape
+    num_keys, work = k_BKHD.shape[1], Rounding.of(torch.float32).work
+    mass = torch.zeros(num_keys, dtype=torch.float64, device=q_BTHD.device)
+    longest = torch.zeros((), dtype=dtype, device=q_BTHD.device)
+    piece = max(1, WORKSPACE_BYTES // (batch * num_keys * mass.element_size()))
+    for head in range(heads):  # all at once would be a second copy of the cache
+        k = k_BKHD[:, :, head].to(dtype)
+        of_keys = largest_of(k)
+        for part in q_BTHD[:, :, head].split(piece, dim=1):
+            q = part.to(dtype)
+            longest = torch.maximum(longest, largest_of(q) * of_keys)
+            scores = torch.bmm(q, k.mT) * dim**-0.5
+            mass += torch.softmax(scores, -1).sum((0, 1), dtype=torch.float64)
     value = mass.view(-1, frame_tokens).sum(1)
-    longest = largest_of(q) * largest_of(k)
     r = 2 * work * ((LAMBDA + 6) / math.sqrt(dim) * longest + 6 * math.log(num_keys))
     r += 2 * work * EXP_ROUNDINGS
-    added = LAMBDA * work * math.sqrt(q.shape[0] * q.shape[1])
-    return Estimate(value, value * (2 * torch.expm1(2 * r) + added))
+    num = batch * num_queries * heads
+    share = 2 * torch.expm1(2 * r.clamp_max(1.0)) + LAMBDA * work * math.sqrt(num)
+    lost = num * frame_tokens * torch.finfo(torch.float32).tiny
+    return Estimate(value, value * share + lost)

@@ -6,7 +6,7 @@ worked out a second time by `frame_reference`: view and masses where calls are w
 and its scores with every chunk.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ class KeptFrames:
     def __init__(self, generator: ChunkGenerator, *, rank: int, checks: Checks) -> None:
         self._generator, self._rank, self._checks = generator, rank, checks
         self._sums: tuple[ReducedSum, ...] = ()
+        self._scores: dict[int, float] = {}
+        """Of the frames that the last choice kept."""
 
     def end(self, chunk: int, *, masses: Mapping[int, Estimate] | None, seen_from: int) -> None:
         """`masses` are what the last call gave every frame, by layer that was watched; None where
@@ -48,10 +50,9 @@ class KeptFrames:
                         where,
                         ("frames in view that do not belong there, or weigh otherwise", num, 0, 0),
                     )
-        for choice in choices:
+        if cache.spec.needs_attention_scores:
             with suspect_from(chunk):
-                for found in self._of_choice(choice):
-                    self._tell(where, found)
+                self._check_choices(where, choices)
         if masses and choices and choices[-1].masses:
             with suspect_from(seen_from):
                 for layer, estimate in masses.items():
@@ -67,11 +68,26 @@ class KeptFrames:
         if not abs(got - want) <= bound:
             self._checks.cached_rows(where, name, got, want, bound)
 
+    def _check_choices(self, where: str, choices: Sequence[Choice]) -> None:
+        """One follows each window of the chunk, and the last one what all layers have added."""
+        spec, windows = self._generator.cache.spec, self._generator.windows
+        self._tell(where, ("choices of frames", len(choices), len(windows), 0))
+        if choices:
+            num_added = len(choices[-1].masses)
+            self._tell(where, ("layers that add to scores", num_added, spec.num_layers, 0))
+        for window, choice in zip(windows, choices, strict=False):
+            if window.num_tokens == window.indices.global_end_index:  # nothing came before
+                self._scores = {}
+            for found in self._of_choice(choice):
+                self._tell(where, found)
+            scores = dict(zip(choice.frames, choice.scores.tolist(), strict=True))
+            self._scores = {frame: scores[frame] for frame in choice.kept}
+
     def _of_choice(self, choice: Choice) -> Iterator[_Found]:
-        found, noted = choice.found.tolist(), choice.noted.tolist()
+        found = choice.found.tolist()
         mass, scores = choice.mass.double().tolist(), choice.scores.tolist()
         for slot, frame in enumerate(choice.frames):
-            yield f"score of frame {frame}", found[slot], noted[slot], 0
+            yield f"score of frame {frame}", found[slot], self._scores.get(frame, 0.0), 0
             yield f"score of frame {frame}, added to", scores[slot], found[slot] + mass[slot], 0
         want = chosen_frames(self._generator.cache.spec, choice.frames, scores)
         yield "frames that stay", len(want.symmetric_difference(choice.kept)), 0, 0

@@ -208,7 +208,7 @@ class BlockRecorder:
         if record.audit.call + 1 == len(self._calls):
             given = GivenRows(audit=record.audit, window=attend.window, k=k, v=v)
             self.last_given.append(given)
-            if self._generator.cache.spec.needs_attention_scores:
+            if self._is_scored(record.audit):
                 queries, keys = q, shown[-1][0]
                 if attend.turn is not None:
                     queries, keys = attend.turn(queries, keys)
@@ -217,6 +217,13 @@ class BlockRecorder:
                 )
         self._look_at(record, (q, k, v), shown[-1], out)
         return out
+
+    def _is_scored(self, audit: Audit) -> bool:
+        """Whether all that this layer attends to is added up: one in turn, where one token is."""
+        spec = self._generator.cache.spec
+        if not spec.needs_attention_scores:
+            return False
+        return audit.token is None or audit.token % spec.num_layers == audit.layer
 
     def _look_at(
         self, record: BlockRecord, given: tuple[Tensor, Tensor, Tensor], shown: Rows, out: Tensor

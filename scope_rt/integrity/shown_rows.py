@@ -104,7 +104,7 @@ class ShownRows:
 
     def _check_loss(self, where: str, name: str, got: Array, want: Array, first_frame: int) -> None:
         spec = self._generator.cache.spec
-        bound = largest_loss(want, spec.codec, self._rounding.stored)
+        bound = largest_loss(torch.from_numpy(want), spec.codec, self._rounding.stored).numpy()
         off = np.abs(got - want)
         if (off <= bound).all():
             return

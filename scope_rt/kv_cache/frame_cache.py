@@ -63,8 +63,6 @@ class Choice:
 
     frames: tuple[int, ...]
     """Latent frames it was made among, the chunk's included."""
-    noted: Tensor
-    """Scores that the choice before left, and 0 for frames that have come since."""
     found: Tensor
     """Scores as they were found."""
     masses: Sequence[Tensor]

@@ -40,8 +40,6 @@ class HeavyFrames:
         """By frame slot, on the host: a sum over hours must not lose its low digits."""
         self._held = [_EMPTY] * spec.capacity_frames
         self._masses: list[Tensor] = []
-        self._noted = self.scores.clone()
-        """As the last choice left them."""
         self._choices: deque[Choice] = deque(maxlen=_MOST_CHOICES)
 
     @property
@@ -91,7 +89,6 @@ class HeavyFrames:
             self.scores[slot] = 0.0
         choice = Choice(
             frames=window.frames_in_view,
-            noted=self._noted[:num_visible],
             found=found,
             masses=masses,
             mass=mass,
@@ -99,7 +96,6 @@ class HeavyFrames:
             kept=self.frames_kept,
         )
         self._choices.append(choice)
-        self._noted = self.scores.clone()
 
     def take_choices(self) -> list[Choice]:
         taken = list(self._choices)
@@ -109,5 +105,4 @@ class HeavyFrames:
     def reset(self) -> None:
         self._held = [_EMPTY] * self._spec.capacity_frames
         self.scores.zero_()
-        self._noted = self.scores.clone()
         self._masses = []
