@@ -159,7 +159,8 @@ class FrameCache(Protocol):
         ...
 
     def take_choices(self) -> list[Choice]:
-        """Those since the last call, two at most, the newest last; none where age alone decides."""
+        """Those since the last call or reset, two at most, the newest last; none where age alone
+        decides."""
         ...
 
     def advance(self, window: WriteWindow) -> None:

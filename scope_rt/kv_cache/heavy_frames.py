@@ -106,3 +106,4 @@ class HeavyFrames:
         self._held = [_EMPTY] * self._spec.capacity_frames
         self.scores.zero_()
         self._masses = []
+        self._choices.clear()
