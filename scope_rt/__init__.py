@@ -11,11 +11,13 @@ from scope_rt.version import __version__
 
 __all__ = [
     "Ack",
+    "AppliedAt",
     "Chunk",
     "ContractError",
     "IntegrityError",
     "Interpolation",
     "LinkError",
+    "Pace",
     "ParityError",
     "Receipt",
     "RecordingError",
@@ -23,6 +25,7 @@ __all__ = [
     "ScheduledEvent",
     "ScopeError",
     "SnapshotError",
+    "Steering",
     "StreamConfig",
     "StreamSession",
     "TransitionSpec",
@@ -47,18 +50,24 @@ if TYPE_CHECKING:
     from scope_rt.config import StreamConfig
     from scope_rt.control.chunk import Chunk
     from scope_rt.control.inbox import Ack, Receipt
+    from scope_rt.control.pace import Pace
     from scope_rt.control.scheduled_event import ScheduledEvent
+    from scope_rt.control.steering import Steering
     from scope_rt.control.transition import Interpolation, TransitionSpec
     from scope_rt.models.registry import register_codec, register_text_encoder
+    from scope_rt.resumed import AppliedAt
     from scope_rt.session import StreamSession
 
 _MODULES = {
     "Ack": "scope_rt.control.inbox",
+    "AppliedAt": "scope_rt.resumed",
     "Chunk": "scope_rt.control.chunk",
     "Interpolation": "scope_rt.control.transition",
+    "Pace": "scope_rt.control.pace",
     "Receipt": "scope_rt.control.inbox",
     "Retraction": "scope_contracts.retraction",
     "ScheduledEvent": "scope_rt.control.scheduled_event",
+    "Steering": "scope_rt.control.steering",
     "StreamConfig": "scope_rt.config",
     "StreamSession": "scope_rt.session",
     "TransitionSpec": "scope_rt.control.transition",

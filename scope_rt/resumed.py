@@ -1,13 +1,19 @@
 """What an earlier process left of a stream: where it is resumed, by its snapshot and its log."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from scope_contracts.errors import ContractError, IntegrityError, UserInputError
 from scope_contracts.log_records import Control, Scheduled
 from scope_contracts.retraction import Retraction
 from scope_rt.control.inbox import Directive, ScheduledDirective
-from scope_rt.control.log_entries import recorded_start_frame, recorded_transition
+from scope_rt.control.log_entries import (
+    recorded_bias,
+    recorded_seed,
+    recorded_start_frame,
+    recorded_transition,
+)
 from scope_rt.control.point_check import difference, unlogged
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.start_frame import StartFrame
@@ -21,6 +27,15 @@ from scope_rt.record.snapshot_header import check_identity
 from scope_rt.stream_identity import check_same_picture, identity
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import sha256_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedAt:
+    """The chunk at which a command took effect before its stream was resumed, or at which it does
+    so again: whoever was not told must not post it a second time."""
+
+    chunk_index: int
+    cache_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +54,8 @@ class Resumed:
     """What rank0 was lost before it could retract."""
     start_frame: StartFrame | None = None
     """What chunk 0 is, of a stream that began with a picture and makes it again."""
+    applied: Mapping[str, AppliedAt] = field(default_factory=dict)
+    """Where commands with an id took effect, or do so again."""
 
     @property
     def shown(self) -> Runs:
@@ -91,6 +108,7 @@ class EarlierStream:
         is_cut = point.is_cut
         if is_cut:
             point = self._after_cut(point, log)
+        applied = _applied(point, log, is_cut=is_cut)
         progress.forget(point.counts.next_chunk_index)
         return Resumed(
             log=path,
@@ -101,6 +119,7 @@ class EarlierStream:
             is_unlogged=missing is not None and missing in point.pending,
             unsaid=unsaid,
             start_frame=None if point.counts.next_chunk_index else start_frame_in(log),
+            applied=applied,
         )
 
     def _cut(
@@ -132,7 +151,8 @@ class EarlierStream:
         if prompt is not None:
             conditioning = self._directive_of(prompt, log.path).directive.conditioning
         again = [self._directive_of(each, log.path) for each in log.controls_from(first)]
-        return point.after_cut(conditioning, again)
+        seed, bias = log.newest_values(before=first)
+        return point.after_cut(conditioning, again, base_seed=seed, kv_cache_attention_bias=bias)
 
     def _check_latents(self, point: ResumePoint, folder: Path) -> None:
         """Refuse latents that changed in memory before they were saved."""
@@ -166,6 +186,9 @@ class EarlierStream:
             hard_cut=event.hard_cut,
             drop_in_flight=isinstance(event, Control) and event.drop_in_flight,
             recompute=event.recompute,
+            bias=recorded_bias(event) if isinstance(event, Control) else None,
+            seed=recorded_seed(event) if isinstance(event, Control) else None,
+            command_ids=event.command_ids if isinstance(event, Control) else (),
         )
         return ScheduledDirective(chunk_index=event.chunk_index, directive=directive)
 
@@ -202,6 +225,26 @@ def start_frame_in(log: LogIndex) -> StartFrame | None:
         f"stream log {log.path}: the start frame is damaged ({why}); to start the stream anew, "
         f"delete {log.path}"
     )
+
+
+def _applied(point: ResumePoint, log: LogIndex, *, is_cut: bool) -> dict[str, AppliedAt]:
+    """Of commands whose chunks are saved, and of those that the point plans again."""
+    counts, epochs = point.counts, log.progress.planned
+    end = counts.next_chunk_index
+    chunks = {name: index for name, index in log.commands.items() if index < end}
+    for again in point.asked_again:
+        chunks |= dict.fromkeys(again.directive.command_ids, again.chunk_index)
+
+    def epoch_of(index: int) -> int:
+        epoch = epochs.number_of(index)
+        if epoch is not None and (index < end or not is_cut):
+            return epoch
+        return counts.cache_epoch + is_cut
+
+    return {
+        name: AppliedAt(chunk_index=index, cache_epoch=epoch_of(index))
+        for name, index in chunks.items()
+    }
 
 
 def _retraction_from(first: int, shown: Runs) -> Retraction | None:

@@ -5,8 +5,9 @@ Every rank of a plan runs the same lines; on mesh ranks `stream` serves rank0 an
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Self
 
 from scope_contracts.errors import UserInputError
@@ -17,9 +18,11 @@ from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Directive, Receipt, ScheduledDirective
 from scope_rt.control.log_entries import failed_record
 from scope_rt.control.loop import StreamLoop
+from scope_rt.control.pace import Pace
 from scope_rt.control.planner import Planner
 from scope_rt.control.scheduled_event import ScheduledEvent, scheduled_record
 from scope_rt.control.stages import Stages
+from scope_rt.control.steering import Steering
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.pictures import PictureCheck
@@ -30,7 +33,7 @@ from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.record.log import Log, NullLog
 from scope_rt.record.reader import video_records
 from scope_rt.recovery import Recovery
-from scope_rt.resumed import Resumed
+from scope_rt.resumed import AppliedAt, Resumed
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.trace import Span, Trace
 
@@ -158,6 +161,12 @@ class StreamSession:
         return () if self.resumed is None else tuple(self.resumed.progress.retractions)
 
     @property
+    def applied(self) -> Mapping[str, AppliedAt]:
+        """Where commands with an id took effect before this session resumed their stream, or do so
+        again: whoever waits for their receipts must not post them a second time."""
+        return {} if self.resumed is None else self.resumed.applied
+
+    @property
     def num_acknowledged_before(self) -> int:
         """Chunks that the consumer had acknowledged at the resume point; it must hold them."""
         return 0 if self.resumed is None else self.resumed.point.num_acknowledged
@@ -183,6 +192,7 @@ class StreamSession:
         num_chunks: int | None = None,
         schedule: Sequence[ScheduledEvent] = (),
         acknowledged: Callable[[], int] | None = None,
+        pace: Pace | None = None,
     ) -> Iterator[Chunk]:
         """Start an epoch with `prompt` and yield its chunks, without end by default.
 
@@ -191,9 +201,10 @@ class StreamSession:
         start of the session. A session that resumed a stream continues with the prompt and the
         schedule it had, and `num_chunks` counts from its beginning. `acknowledged` says how many
         chunks the consumer holds for good (by default all but the last one yielded): a resumed
-        stream yields first what is missing there. A second call ends the iterator of the first by
-        an error, if that is asked for more. On a mesh rank this serves rank0 until the
-        session there is closed, and yields nothing.
+        stream yields first what is missing there. `pace` says when each chunk may be begun, so that
+        a live stream is no further ahead than is wanted, and may end it. A second call ends the
+        iterator of the first by an error, if that is asked for more. On a mesh rank this serves
+        rank0 until the session there is closed, and yields nothing.
 
         Raises:
             UserInputError: a prompt cannot be read, the log cannot be written, it or the snapshot
@@ -217,7 +228,7 @@ class StreamSession:
             self._recovery.open_log()
         else:
             self._begin(self._recovery, self._loop, prompt, schedule)
-        return self._loop.run(num_chunks, acknowledged=acknowledged)
+        return self._loop.run(num_chunks, acknowledged=acknowledged, pace=pace)
 
     def prompt(self, text: str, transition: TransitionSpec | None = None) -> Receipt:
         """Change the prompt at the next chunk that is planned, at once or by a soft transition.
@@ -229,11 +240,27 @@ class StreamSession:
                 or this session is closed.
             IntegrityError: encoding it twice gave two results; the stream continues likewise.
         """
-        return self._post(self._directive(text, transition=transition))
+        return self.steer(Steering(prompt=text, transition=transition))
 
     def hard_cut(self) -> Receipt:
         """Start a new epoch at the next chunk that is planned; older chunks are dropped."""
-        return self._post(Directive(hard_cut=True, drop_in_flight=True))
+        return self.steer(Steering(hard_cut=True))
+
+    def steer(self, asked: Steering) -> Receipt:
+        """All that `asked` says, at the next chunk that is planned. Returns and raises as `prompt`;
+        raises ScopeError where too many commands wait for that chunk."""
+        directive = self._directive(
+            asked.prompt, transition=asked.transition, hard_cut=asked.hard_cut
+        )
+        return self._post(
+            replace(
+                directive,
+                drop_in_flight=asked.hard_cut,
+                bias=asked.bias,
+                seed=asked.seed,
+                command_ids=(asked.command_id,) if asked.command_id else (),
+            )
+        )
 
     def close(self) -> tuple[Span, ...]:
         """End the stream on all ranks; returns the spans of every rank. Idempotent.
@@ -323,6 +350,7 @@ class StreamSession:
             hard_cut=event.hard_cut,
             recompute=event.recompute,
         )
+        directive = replace(directive, bias=event.bias, seed=event.seed)
         return ScheduledDirective(chunk_index=event.chunk_index, directive=directive)
 
     def _directive(

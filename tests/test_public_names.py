@@ -9,11 +9,13 @@ import scope_rt
 
 MEANT = {
     "Ack",
+    "AppliedAt",
     "Chunk",
     "ContractError",
     "IntegrityError",
     "Interpolation",
     "LinkError",
+    "Pace",
     "ParityError",
     "Receipt",
     "RecordingError",
@@ -21,6 +23,7 @@ MEANT = {
     "ScheduledEvent",
     "ScopeError",
     "SnapshotError",
+    "Steering",
     "StreamConfig",
     "StreamSession",
     "TransitionSpec",

@@ -21,12 +21,14 @@ from scope_contracts.retraction import Retraction
 from scope_contracts.tensor_spec import DType, TensorSpec
 from scope_contracts.wire import MAX_MESSAGE_BYTES, decode_plain, encode, require_size
 
-LOG_VERSION = 6
+LOG_VERSION = 7
 MAX_RECORD_BYTES = MAX_MESSAGE_BYTES
 MAX_BLOB_BYTES = 256 * 2**20
 MAX_PROMPT_BYTES = 16 * 2**10
 """Of UTF-8: a record holds a prompt and more, and one that cannot be written ends its log."""
 NOT_RESUMED = -1
+UNCHANGED = -1
+"""A seed that nobody asked for."""
 _RULES = PlainRules(max_string_bytes=MAX_RECORD_BYTES)
 """A prompt or an error may fill the record."""
 
@@ -167,11 +169,13 @@ class Control(Record):
     """What a person asked for, and the chunk at which it took effect.
 
     There is a new prompt exactly if `embeds_sha256` is not empty, and it comes in by a soft
-    transition exactly if `transition_num_chunks` is above 0.
+    transition exactly if `transition_num_chunks` is above 0. `kv_cache_attention_bias` is a new
+    resting value where it is above 0, `base_seed` a new one from 0 on. `command_ids` name the
+    commands that this answers, for who sends them again after a loss.
     """
 
     kind: ClassVar = RecordKind.CONTROL
-    minimums: ClassVar = {"chunk_index": 0, "transition_num_chunks": 0}
+    minimums: ClassVar = {"chunk_index": 0, "transition_num_chunks": 0, "base_seed": UNCHANGED}
 
     chunk_index: int
     prompt: str = ""
@@ -182,6 +186,9 @@ class Control(Record):
     transition_method: str = ""
     transition_bias_floor: float = 1.0
     recompute: bool = False
+    kv_cache_attention_bias: float = 0.0
+    base_seed: int = UNCHANGED
+    command_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

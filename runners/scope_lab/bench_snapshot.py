@@ -177,6 +177,8 @@ class _Stream:
             num_pending=len(self._pending), num_frames=NUM_TAIL_FRAMES
         )
         return ResumePoint(
+            base_seed=7,
+            kv_cache_attention_bias=1.0,
             counts=counts,
             conditioning=self._text,
             transition=None,

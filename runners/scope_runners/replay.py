@@ -26,7 +26,7 @@ from scope_contracts.log_file import LogReader
 from scope_contracts.log_records import Control, Opened
 from scope_contracts.tensor_spec import DType
 from scope_rt.config import RECOMPUTE_NEVER, StreamConfig
-from scope_rt.control.log_entries import recorded_transition
+from scope_rt.control.log_entries import recorded_bias, recorded_seed, recorded_transition
 from scope_rt.control.recompute import RecomputeAnchor, RecomputeMode
 from scope_rt.control.scheduled_event import ScheduledEvent
 from scope_rt.control.start_frame import StartFrame
@@ -362,6 +362,8 @@ def _event(control: Control) -> ScheduledEvent:
         transition=recorded_transition(control),
         hard_cut=control.hard_cut,
         recompute=control.recompute,
+        bias=recorded_bias(control),
+        seed=recorded_seed(control),
     )
 
 

@@ -17,6 +17,9 @@ from scope_contracts.errors import ScopeError
 from scope_rt.control.transition import TransitionSpec
 from scope_rt.tensors import sha256_of
 
+MOST_COMMANDS = 256
+"""With an id, that one chunk takes: its record in the log names them all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
@@ -44,9 +47,16 @@ class Directive:
     """Whether chunks of the old epoch that are under way are dropped, or shown first."""
     recompute: bool = False
     """Whether the cache is rebuilt from context before this chunk."""
+    bias: float | None = None
+    """The resting `kv_cache_attention_bias` from here on; None leaves it."""
+    seed: int | None = None
+    """The base seed from here on; None leaves it."""
+    command_ids: tuple[str, ...] = ()
+    """Of the commands that asked for this, in order."""
 
     def then(self, later: "Directive") -> "Directive":
-        """Both as one; of two prompts the later wins with its transition, all else is kept."""
+        """Both as one; of two prompts, biases or seeds the later wins, a prompt with its
+        transition; all else is kept."""
         newest = self if later.conditioning is None else later
         return Directive(
             conditioning=newest.conditioning,
@@ -54,6 +64,9 @@ class Directive:
             hard_cut=self.hard_cut or later.hard_cut,
             drop_in_flight=self.drop_in_flight or later.drop_in_flight,
             recompute=self.recompute or later.recompute,
+            bias=self.bias if later.bias is None else later.bias,
+            seed=self.seed if later.seed is None else later.seed,
+            command_ids=self.command_ids + later.command_ids,
         )
 
 
@@ -69,8 +82,9 @@ class ScheduledDirective:
 class Ack:
     """The chunk at which what was posted took effect.
 
-    `superseded`: a later prompt took this one's place before any chunk was planned with it, and
-    `chunk_index` is where that one took effect. A cut posted with the prompt happened even then.
+    `superseded`: a later prompt, bias or seed took this one's place before any chunk was planned
+    with it, and `chunk_index` is where that one took effect. A cut posted with it happened even
+    then.
     """
 
     chunk_index: int
@@ -78,11 +92,41 @@ class Ack:
     superseded: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How many prompts, biases and seeds were posted; of one post, its own numbers, 0 for none."""
+
+    prompts: int = 0
+    biases: int = 0
+    seeds: int = 0
+
+    def of(self, directive: Directive) -> "_Counts":
+        """The numbers of a post of `directive`, the one after these."""
+        return _Counts(
+            0 if directive.conditioning is None else self.prompts + 1,
+            0 if directive.bias is None else self.biases + 1,
+            0 if directive.seed is None else self.seeds + 1,
+        )
+
+    def after(self, posted: "_Counts") -> "_Counts":
+        return _Counts(
+            posted.prompts or self.prompts, posted.biases or self.biases, posted.seeds or self.seeds
+        )
+
+    def is_superseded_in(self, all_posted: "_Counts") -> bool:
+        """Whether a later post took the place of any of these."""
+        return (
+            0 < self.prompts < all_posted.prompts
+            or 0 < self.biases < all_posted.biases
+            or 0 < self.seeds < all_posted.seeds
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Effect:
     chunk_index: int
     cache_epoch: int
-    prompt_number: int
+    posted: _Counts
 
 
 _Outcome = Future[_Effect | Exception]
@@ -93,7 +137,7 @@ class Receipt:
     """What a post is answered with. Any thread may wait, any number of times."""
 
     _outcome: _Outcome
-    _prompt_number: int | None
+    _posted: _Counts
 
     def wait(self, timeout_s: float) -> Ack | None:
         """Where it took effect; None if that is not known within `timeout_s`.
@@ -108,11 +152,10 @@ class Receipt:
             return None
         if isinstance(outcome, Exception):
             raise ScopeError(f"control input did not take effect: {outcome}") from outcome
-        number = self._prompt_number
         return Ack(
             chunk_index=outcome.chunk_index,
             cache_epoch=outcome.cache_epoch,
-            superseded=number is not None and number < outcome.prompt_number,
+            superseded=self._posted.is_superseded_in(outcome.posted),
         )
 
 
@@ -122,7 +165,7 @@ class Taken:
 
     directive: Directive
     _outcome: _Outcome
-    _prompt_number: int
+    _posted: _Counts
 
     def acknowledge(self, chunk_index: int, cache_epoch: int) -> None:
         """It took effect at this chunk."""
@@ -130,7 +173,7 @@ class Taken:
             _Effect(
                 chunk_index=chunk_index,
                 cache_epoch=cache_epoch,
-                prompt_number=self._prompt_number,
+                posted=self._posted,
             )
         )
 
@@ -151,7 +194,7 @@ class ControlInbox:
         self._lock = threading.Lock()
         self._pending = Directive()
         self._outcome = _Outcome()
-        self._num_prompts = 0
+        self._posted = _Counts()
         self._last_taken: Taken | None = None
         self._schedule: dict[int, Directive] = {}
         self._scheduled: tuple[ScheduledDirective, ...] | None = ()
@@ -162,18 +205,22 @@ class ControlInbox:
         """Ask for something at the next chunk that is planned.
 
         Raises:
-            ScopeError: the inbox is closed.
+            ScopeError: the inbox is closed, or holds as many commands as one chunk may take.
         """
         with self._lock:
             if self._closed_because is not None:
                 raise ScopeError(
                     f"control input was posted too late: {self._closed_because}; start a new stream"
                 )
+            if len(self._pending.command_ids) >= MOST_COMMANDS:
+                raise ScopeError(
+                    f"{MOST_COMMANDS} commands wait for the next chunk; post this one again once "
+                    "they are answered"
+                )
             self._pending = self._pending.then(directive)
-            if directive.conditioning is None:
-                return Receipt(_outcome=self._outcome, _prompt_number=None)
-            self._num_prompts += 1
-            return Receipt(_outcome=self._outcome, _prompt_number=self._num_prompts)
+            posted = self._posted.of(directive)
+            self._posted = self._posted.after(posted)
+            return Receipt(_outcome=self._outcome, _posted=posted)
 
     def schedule(self, events: Iterable[ScheduledDirective]) -> None:
         """Ask for something at chunks that are still to come, instead of what was asked before."""
@@ -225,7 +272,7 @@ class ControlInbox:
         self._last_taken = Taken(
             directive=scheduled.then(self._pending),
             _outcome=self._outcome,
-            _prompt_number=self._num_prompts,
+            _posted=self._posted,
         )
         self._pending, self._outcome = Directive(), _Outcome()
         return self._last_taken

@@ -8,6 +8,7 @@ import torch
 from scope_contracts.envelope import LATENTS_IN, LATENTS_OUT, PPEnvelope
 from scope_contracts.errors import FieldError, mismatch
 from scope_contracts.log_records import (
+    UNCHANGED,
     Control,
     Dropped,
     Failed,
@@ -44,6 +45,9 @@ def control_records(chunk_index: int, directive: Directive) -> tuple[Control, ..
             transition_method="" if transition is None else str(transition.method),
             transition_bias_floor=1.0 if transition is None else transition.bias_floor,
             recompute=directive.recompute,
+            kv_cache_attention_bias=directive.bias or 0.0,
+            base_seed=UNCHANGED if directive.seed is None else directive.seed,
+            command_ids=directive.command_ids,
         ),
     )
 
@@ -64,6 +68,16 @@ def recorded_transition(record: Control | Scheduled) -> TransitionSpec | None:
         method=Interpolation(record.transition_method),
         bias_floor=record.transition_bias_floor,
     )
+
+
+def recorded_bias(record: Control) -> float | None:
+    """The resting bias that was asked for; None where none was."""
+    return record.kv_cache_attention_bias or None
+
+
+def recorded_seed(record: Control) -> int | None:
+    """The base seed that was asked for; None where none was."""
+    return None if record.base_seed == UNCHANGED else record.base_seed
 
 
 def planned_record(envelope: PPEnvelope) -> Planned:

@@ -16,6 +16,7 @@ from scope_rt.control.delivery import Delivery
 from scope_rt.control.emission import Emission
 from scope_rt.control.inbox import ControlInbox, Directive, Taken
 from scope_rt.control.log_entries import finished_record
+from scope_rt.control.pace import FlatOut, Pace
 from scope_rt.control.pipeline import Pipeline
 from scope_rt.control.planner import Planner
 from scope_rt.control.position import Position
@@ -68,6 +69,7 @@ class StreamLoop:
         self._is_rebuilt, self._has_sent = resumed is None, resumed is not None
         self._is_closed = False
         self._num_runs = 0
+        self._pace: Pace = FlatOut()
         self._pipeline = Pipeline(
             position, stages, max_in_flight=max_in_flight, log=log, instruments=instruments
         )
@@ -122,13 +124,17 @@ class StreamLoop:
         self._has_sent, self._is_rebuilt = False, True
 
     def run(
-        self, num_chunks: int | None = None, *, acknowledged: Callable[[], int] | None = None
+        self,
+        num_chunks: int | None = None,
+        *,
+        acknowledged: Callable[[], int] | None = None,
+        pace: Pace | None = None,
     ) -> Iterator[Chunk]:
         """Yield chunks until `num_chunks` were yielded since the last `begin`, or without end.
 
-        `acknowledged` says how many of them the consumer holds for good; by default, all but the
-        one it was given last. A resumed stream yields first what its consumer lacks. The iterator
-        of an earlier call gets no chunk any more.
+        `pace` says when each may be begun. `acknowledged` says how many of them the consumer holds
+        for good; by default, all but the one it was given last. A resumed stream yields first what
+        its consumer lacks. The iterator of an earlier call gets no chunk any more.
 
         Raises:
             UserInputError: at `next`: a later call has taken this one's place.
@@ -137,13 +143,18 @@ class StreamLoop:
             LinkError, ContractError, LifecycleError, ParityError, SnapshotError: as `Pipeline`.
         """
         self._num_runs += 1
-        return self._run(self._num_runs, num_chunks, acknowledged)
+        return self._run(self._num_runs, num_chunks, acknowledged, pace or FlatOut())
 
     def _run(
-        self, number: int, num_chunks: int | None, acknowledged: Callable[[], int] | None
+        self,
+        number: int,
+        num_chunks: int | None,
+        acknowledged: Callable[[], int] | None,
+        pace: Pace,
     ) -> Iterator[Chunk]:
         self._check_is_newest(number)
         self._delivery.ask(num_chunks, acknowledged)
+        self._pace = pace
         with self.retracting.watching():
             for chunk in self._chunks():
                 if self._emission is not None:
@@ -162,6 +173,10 @@ class StreamLoop:
         yield from self._redeliver()
         while self._delivery.wants_more():
             self._refill()
+            if not self._pipeline.in_flight:  # none may be begun yet
+                if not self._pace.wait(self.last_planned_chunk + 1):
+                    break
+                continue
             arrived = self._pipeline.receive()
             if arrived is None:  # a hard cut has ended its epoch
                 continue
@@ -193,6 +208,8 @@ class StreamLoop:
         ):
             # A chunk whose context is still on its way waits; what is asked for meanwhile counts.
             index = pipeline.position.planner.counts.next_chunk_index
+            if not self._pace.may_begin(index):
+                return
             taken = self.inbox.take(index, unless=pipeline.must_wait)
             if taken is None:
                 return

@@ -1,9 +1,9 @@
 """Every plan is worked out a second time, from what was asked for alone, before it leaves rank0.
 
 Generator ranks verify what they make of an envelope. That the envelope is the one that was asked
-for, only rank0 can tell: seed, sizes and steps are those of the stream's start; a cut, a prompt, a
-rebuild and each step of a transition happen at the chunk that took them. Nothing here calls what
-plans: neither the planner nor the transition.
+for, only rank0 can tell: sizes and steps are those of the stream's start; a cut, a prompt, a seed,
+a bias, a rebuild and each step of a transition happen at the chunk that took them. Nothing here
+calls what plans: neither the planner nor the transition.
 """
 
 import math
@@ -82,12 +82,16 @@ class Asked:
     is_first: bool
     """Whether no chunk was planned in this process."""
     weights: TransitionWeights
+    base_seed: int
+    rest: float
+    """The resting bias."""
 
     @classmethod
     def at(cls, position: Position) -> "Asked":
         """Where this process begins; what it resumed is taken as it is."""
         text, under_way, way = position.text, position.transition, None
-        weights = position.planner.settings.recipe.transition_weights
+        settings = position.planner.settings
+        weights = settings.recipe.transition_weights
         if text is not None and under_way is not None:
             way = _Way(
                 source=Conditioning("", under_way.source),
@@ -96,7 +100,14 @@ class Asked:
                 step=under_way.step,
                 weights=weights,
             )
-        return cls(text=text, way=way, is_first=True, weights=weights)
+        return cls(
+            text=text,
+            way=way,
+            is_first=True,
+            weights=weights,
+            base_seed=settings.base_seed,
+            rest=settings.kv_cache_attention_bias,
+        )
 
     def after(self, directive: Directive, *, is_cut: bool) -> "Asked":
         """What is in effect at the chunk that takes `directive`."""
@@ -114,7 +125,14 @@ class Asked:
             way = replace(way, step=way.step + 1)
             text = way.target if way.is_over else text
         is_under_way = way is not None and not way.is_over
-        return replace(self, text=text, way=way if is_under_way else None, is_first=False)
+        return Asked(
+            text=text,
+            way=way if is_under_way else None,
+            is_first=False,
+            weights=self.weights,
+            base_seed=self.base_seed if directive.seed is None else directive.seed,
+            rest=self.rest if directive.bias is None else directive.bias,
+        )
 
 
 class PlanCheck:
@@ -122,8 +140,7 @@ class PlanCheck:
 
     def __init__(self, position: Position, checks: Checks) -> None:
         settings = position.planner.settings
-        self._checks, self._rest = checks, settings.kv_cache_attention_bias
-        recipe = settings.recipe
+        self._checks, recipe = checks, settings.recipe
         self._first = _stated(settings, recipe.first_chunk_timesteps)
         """Of the first chunk of an epoch that is denoised."""
         self._later, self._given = _stated(settings, recipe.timesteps), _stated(settings, ())
@@ -171,6 +188,7 @@ class PlanCheck:
         stated, as_asked = _stated_in(envelope), self._stated_at(envelope.chunk_index, cuts=cuts)
         if stated != as_asked:
             yield from zip(_STATED, stated, as_asked, strict=True)
+        yield "base_seed", envelope.base_seed, asked.base_seed
         yield "init_cache", envelope.init_cache, cuts
         yield "reset_kv_cache", envelope.reset_kv_cache, cuts
         if directive.recompute and not cuts:
@@ -183,25 +201,24 @@ class PlanCheck:
                 yield name, sha256_of(kept.embeds), kept.embeds_sha256
             distance, bound = way.distance(text.embeds)
             yield "embeddings beside the transition's", 0 if distance <= bound else distance, 0
-            want = way.bias(self._rest)
+            want = way.bias(asked.rest)
             is_close = abs(bias - want) <= _BIAS_ROUNDING
             yield "kv_cache_attention_bias", bias, bias if is_close else want
         elif asked.text is not None:
             yield "prompt", text.prompt, asked.text.prompt
             yield "embeddings", text.embeds_sha256, asked.text.embeds_sha256
-            yield "kv_cache_attention_bias", bias, self._rest
+            yield "kv_cache_attention_bias", bias, asked.rest
         if before is None or before.embeds_sha256 != text.embeds_sha256:
             yield "reset_crossattn_cache", envelope.reset_crossattn_cache, True
 
 
-_STATED = ("base_seed", "height", "width", "denoising_step_list", "clean_pass")
+_STATED = ("height", "width", "denoising_step_list", "clean_pass")
 _stated_in = attrgetter(*_STATED)
 
 
 def _stated(settings: StreamSettings, steps: tuple[float, ...]) -> tuple[object, ...]:
     """What all envelopes of a stream have alike, as it is at its start, beside their `steps`."""
-    sizes = (settings.height, settings.width)
-    return (settings.base_seed, *sizes, steps, settings.recipe.clean_pass)
+    return (settings.height, settings.width, steps, settings.recipe.clean_pass)
 
 
 def _turned(

@@ -14,7 +14,8 @@ from scope_rt.models.recipe import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What stays the same over a stream. Sizes in pixels, `recompute_every` in chunks."""
+    """What a chunk is planned with. All but `base_seed` and `kv_cache_attention_bias` stay the same
+    over a stream. Sizes in pixels, `recompute_every` in chunks."""
 
     plan_id: PlanId
     recipe: Recipe
@@ -69,6 +70,20 @@ class Planner:
     counts: PlannedCounts = PlannedCounts()
     holds_cache: bool = True
     """False after ranks were started again: the mesh has no cache until one is rebuilt."""
+
+    def steered(self, *, seed: int | None, bias: float | None) -> "Planner":
+        """The same from here on with another base seed or resting bias; None leaves it."""
+        if seed is None and bias is None:
+            return self
+        settings = self.settings
+        return replace(
+            self,
+            settings=replace(
+                settings,
+                base_seed=settings.base_seed if seed is None else seed,
+                kv_cache_attention_bias=settings.kv_cache_attention_bias if bias is None else bias,
+            ),
+        )
 
     def recomputes(self, *, hard_cut: bool, asked: bool, new_text: bool) -> bool:
         """Whether the next chunk would rebuild the cache, and so needs all chunks before it."""

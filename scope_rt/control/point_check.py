@@ -61,6 +61,9 @@ def _compared(point: ResumePoint, log: LogIndex) -> Iterator[_Compared]:
     asked = log.newest_prompt(before=end)
     if asked is not None:
         yield from _compared_text(point, asked)
+    base_seed, bias = log.newest_values(before=end)
+    yield "seed", point.base_seed, base_seed
+    yield "bias", point.kv_cache_attention_bias, bias
 
 
 def _compared_text(point: ResumePoint, asked: Control) -> Iterator[_Compared]:

@@ -47,15 +47,16 @@ class Position:
         if text is None:
             raise OrderError("the first chunk needs a prompt; post one first")
         new_text, bias = directive.conditioning is not None, None
+        planner = self.planner.steered(seed=directive.seed, bias=directive.bias)
         if transition is not None:
-            settings = self.planner.settings
+            settings = planner.settings
             step = transition.next(
                 resting_bias=settings.kv_cache_attention_bias,
                 weights=settings.recipe.transition_weights,
             )
             text = Conditioning(text.prompt, step.embeds)
             new_text, bias, transition = True, step.kv_cache_attention_bias, step.following
-        envelope, planner = self.planner.next(
+        envelope, planner = planner.next(
             hard_cut=directive.hard_cut,
             new_text=new_text or text is not self.text,
             recompute=directive.recompute,

@@ -45,6 +45,9 @@ class ResumePoint:
     num_acknowledged: int
     pending: tuple[PendingChunk, ...]
     tail: StreamTail
+    base_seed: int
+    kv_cache_attention_bias: float
+    """The resting value in effect, as `base_seed`."""
     is_cut: bool = False
     """Whether the stream continues by a hard cut, after a retraction. What was in effect and asked
     for there is in the log, and neither in memory nor here: see `after_cut`."""
@@ -76,23 +79,31 @@ class ResumePoint:
         )
 
     def after_cut(
-        self, conditioning: Conditioning | None, controls: Iterable[ScheduledDirective]
+        self,
+        conditioning: Conditioning | None,
+        controls: Iterable[ScheduledDirective],
+        *,
+        base_seed: int,
+        kv_cache_attention_bias: float,
     ) -> "ResumePoint":
-        """The same with the text in effect at its cut, and the `controls` that took effect from
-        there on: they do so again, at the same chunks."""
+        """The same with the text, seed and bias in effect at its cut, and the `controls` that took
+        effect from there on: they do so again, at the same chunks."""
         first = self.counts.next_chunk_index
         cut = ScheduledDirective(chunk_index=first, directive=Directive(hard_cut=True))
         return replace(
             self,
             conditioning=conditioning,
             asked_again=(cut, *controls, *self.asked_again),
+            base_seed=base_seed,
+            kv_cache_attention_bias=kv_cache_attention_bias,
             is_cut=False,
         )
 
     def position(self, settings: StreamSettings) -> Position:
         """Where planning continues; the mesh holds no cache there."""
+        planner = Planner(settings=settings, counts=self.counts, holds_cache=False)
         return Position(
-            planner=Planner(settings=settings, counts=self.counts, holds_cache=False),
+            planner=planner.steered(seed=self.base_seed, bias=self.kv_cache_attention_bias),
             text=self.conditioning,
             transition=self.transition,
         )
@@ -136,7 +147,7 @@ def resume_point(
     """
     lost = pipeline.lost_by_a_restart if cut_before is None else ()
     position = lost[0].before if lost else pipeline.position
-    counts = position.planner.counts
+    counts, settings = position.planner.counts, position.planner.settings
     planned = (
         ScheduledDirective(chunk_index=each.envelope.chunk_index, directive=each.directive)
         for each in lost
@@ -161,6 +172,8 @@ def resume_point(
             for arrived in pending
         ),
         tail=tail,
+        base_seed=settings.base_seed,
+        kv_cache_attention_bias=settings.kv_cache_attention_bias,
         is_cut=cut_before is not None,
     )
 

@@ -10,13 +10,16 @@ from scope_rt.control.transition import TransitionSpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledEvent:
     """What happens at the first chunk from `chunk_index` on: any of a prompt change (soft with a
-    `transition`), a hard cut, and a rebuild of the cache from context."""
+    `transition`), a hard cut, a rebuild of the cache from context, and in a replay another resting
+    bias or base seed."""
 
     chunk_index: int
     prompt: str | None = None
     transition: TransitionSpec | None = None
     hard_cut: bool = False
     recompute: bool = False
+    bias: float | None = None
+    seed: int | None = None
 
 
 def scheduled_record(event: ScheduledEvent) -> Scheduled:

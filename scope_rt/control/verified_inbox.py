@@ -67,7 +67,7 @@ class VerifiedInbox(ControlInbox):
 
 
 def _together(asked: Sequence[Directive]) -> Directive:
-    """All of it, of prompts the last one with its transition."""
+    """All of it, of prompts, biases and seeds the last one, a prompt with its transition."""
     newest = next((each for each in reversed(asked) if each.conditioning is not None), Directive())
     return Directive(
         conditioning=newest.conditioning,
@@ -75,6 +75,9 @@ def _together(asked: Sequence[Directive]) -> Directive:
         hard_cut=any(each.hard_cut for each in asked),
         drop_in_flight=any(each.drop_in_flight for each in asked),
         recompute=any(each.recompute for each in asked),
+        bias=next((each.bias for each in reversed(asked) if each.bias is not None), None),
+        seed=next((each.seed for each in reversed(asked) if each.seed is not None), None),
+        command_ids=tuple(name for each in asked for name in each.command_ids),
     )
 
 
@@ -88,3 +91,6 @@ def _compared(taken: Directive, asked: Directive) -> Iterator[tuple[str, object,
     yield "hard_cut", taken.hard_cut, asked.hard_cut
     yield "drop_in_flight", taken.drop_in_flight, asked.drop_in_flight
     yield "recompute", taken.recompute, asked.recompute
+    yield "bias", taken.bias, asked.bias
+    yield "seed", taken.seed, asked.seed
+    yield "commands", taken.command_ids, asked.command_ids

@@ -9,7 +9,15 @@ from pathlib import Path
 
 from scope_contracts.envelope import PPEnvelope
 from scope_contracts.log_file import Entry, LogReader
-from scope_contracts.log_records import Control, Finished, Opened, Planned, Record, StartFrame
+from scope_contracts.log_records import (
+    UNCHANGED,
+    Control,
+    Finished,
+    Opened,
+    Planned,
+    Record,
+    StartFrame,
+)
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.reader import open_log, read_entries
 
@@ -25,6 +33,10 @@ class LogIndex:
         """The byte of each chunk of `progress.shown`."""
         self._controls_at: list[tuple[int, int]] = []
         """Chunk and byte."""
+        self._steered_at: list[tuple[int, int]] = []
+        """The same, of those that changed seed or bias."""
+        self.commands: dict[str, int] = {}
+        """The chunk at which each command took effect."""
         self._planned_at: dict[int, int] = {}
         """The byte of each plan of which no chunk was finished."""
         self._start_frame: Entry | None = None
@@ -32,10 +44,15 @@ class LogIndex:
             match entry.record:
                 case Opened(resumed_at_chunk=first):
                     self._controls_at = [each for each in self._controls_at if each[0] < first]
+                    self._steered_at = [each for each in self._steered_at if each[0] < first]
+                    self.commands = {k: v for k, v in self.commands.items() if v < first}
                 case StartFrame():
                     self._start_frame = entry
-                case Control(chunk_index=index):
+                case Control(chunk_index=index) as control:
                     self._controls_at.append((index, entry.start))
+                    self.commands |= dict.fromkeys(control.command_ids, index)
+                    if control.base_seed != UNCHANGED or control.kv_cache_attention_bias:
+                        self._steered_at.append((index, entry.start))
                 case Planned(envelope=envelope):
                     self._planned_at[envelope.chunk_index] = entry.start
                 case Finished(chunk_index=index):
@@ -56,6 +73,18 @@ class LogIndex:
             if isinstance(record, Control) and record.embeds_sha256:
                 return record
         return None
+
+    def newest_values(self, *, before: int) -> tuple[int, float]:
+        """Base seed and resting bias that were in effect when chunk `before` was planned next."""
+        opened = self.progress.first_opened
+        assert opened is not None, "asked for of a stream that was begun"
+        seed, bias = opened.base_seed, opened.kv_cache_attention_bias
+        places = [start for index, start in self._steered_at if index < before]
+        for record in self._read(places):
+            if isinstance(record, Control):
+                seed = seed if record.base_seed == UNCHANGED else record.base_seed
+                bias = record.kv_cache_attention_bias or bias
+        return seed, bias
 
     def plan_of(self, chunk_index: int) -> PPEnvelope | None:
         """Of a chunk that was not finished; None where none was planned."""

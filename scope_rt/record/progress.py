@@ -33,6 +33,8 @@ class StreamProgress:
     """Sessions that began the stream or resumed it."""
     run_id: str = ""
     """Of the last of them: the same for every start of the ranks by one launcher."""
+    first_opened: Opened | None = None
+    """What the first of them ran with."""
     last_opened: Opened | None = None
     """What the last of them ran with."""
     begun: Begun | None = None
@@ -79,6 +81,7 @@ class StreamProgress:
                     self.forget(index)  # a stream that starts over forgets all
                 self.num_starts, self.run_id = self.num_starts + 1, record.run_id
                 self.last_opened = record
+                self.first_opened = self.first_opened or record
                 self._cut_short.append(self._num_made)
                 self._resumed_at, self._num_made = index, 0
                 self.closed = self.has_retracted = False

@@ -31,8 +31,8 @@ from scope_lab.sample_log import finished, opened, packed, planned, start_frame,
 
 DATA = packed(story())
 START_FRAME, START_LATENTS = start_frame()
-GOLDEN = "831f2087a12500f853e00a8c26d9ddb0c8d874902b759122a99a4c5f62ca135c"
-"""SHA-256 of the story in version 6: change it with the version only."""
+GOLDEN = "5237101b9f16a735bf495cd42ce10fbd6a588208b80561d3e7d24d5df4b946eb"
+"""SHA-256 of the story in version 7: change it with the version only."""
 ENDS = [len(packed(story()[:count])) for count in range(len(story()) + 1)]
 
 
@@ -178,12 +178,12 @@ def test_any_value_in_any_field_is_read_canonically_or_refused_by_name(data: st.
 
 
 def test_unknown_versions_and_kinds_are_refused_by_name() -> None:
-    newer = plain_of(opened()) | {"log_version": 7, "a_new_field": 1}
-    with pytest.raises(VersionError, match="log_version: got 7, want 6; read it with the package"):
+    newer = plain_of(opened()) | {"log_version": 8, "a_new_field": 1}
+    with pytest.raises(VersionError, match="log_version: got 8, want 7; read it with the package"):
         decode_record(msgpack.packb(newer))
     older = plain_of(opened()) | {"recording_version": 2}
     del older["log_version"]
-    with pytest.raises(VersionError, match="recording_version: got 2, want 6; read it with the"):
+    with pytest.raises(VersionError, match="recording_version: got 2, want 7; read it with the"):
         decode_record(msgpack.packb(older))
     plain = plain_of(planned(0))
     plain["envelope"] |= {"pp_envelope_version": 2, "a_new_field": 1}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scope_contracts.errors import PreflightError, ScopeError
 from scope_rt.control.inbox import (
+    MOST_COMMANDS,
     Ack,
     Conditioning,
     ControlInbox,
@@ -121,6 +122,32 @@ def test_only_prompts_before_the_last_one_are_superseded() -> None:
         took_effect(3, cache_epoch=1),
         took_effect(3, cache_epoch=1),
     ]
+
+
+def test_of_biases_and_seeds_the_last_one_wins_and_the_others_are_told() -> None:
+    inbox = ControlInbox()
+    asked = [
+        Directive(bias=0.5, command_ids=("a",)),
+        Directive(seed=1, command_ids=("b",)),
+        Directive(bias=0.25, command_ids=("c",)),
+    ]
+    receipts = [inbox.post(each) for each in asked]
+    taken = take(inbox, 3)
+    want = Directive(bias=0.25, seed=1, command_ids=("a", "b", "c"))
+    assert taken.directive == want
+    taken.acknowledge(3, 1)
+    acks = [receipt.wait(0) for receipt in receipts]
+    assert [ack is not None and ack.superseded for ack in acks] == [True, False, False]
+
+
+def test_no_more_commands_wait_for_a_chunk_than_its_record_can_name() -> None:
+    inbox = ControlInbox()
+    for number in range(MOST_COMMANDS):
+        inbox.post(Directive(hard_cut=True, command_ids=(str(number),)))
+    with pytest.raises(ScopeError, match=f"{MOST_COMMANDS} commands wait for the next chunk"):
+        inbox.post(Directive(hard_cut=True, command_ids=("more",)))
+    assert len(take(inbox, 0).directive.command_ids) == MOST_COMMANDS
+    inbox.post(Directive(hard_cut=True, command_ids=("more",)))
 
 
 def test_a_prompt_that_took_effect_is_not_superseded_by_one_after_it() -> None:

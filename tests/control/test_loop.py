@@ -72,6 +72,42 @@ def test_the_loop_sends_the_next_chunk_before_it_waits() -> None:
     assert len(mesh.sent) == 4, "chunks beyond the end were planned"
 
 
+class Credit:
+    """Chunks below `end` may be begun; who waits for another adds one, until `last`."""
+
+    def __init__(self, end: int, last: int) -> None:
+        self.end, self.last = end, last
+        self.waited: list[int] = []
+
+    def may_begin(self, chunk_index: int) -> bool:
+        return chunk_index < self.end
+
+    def wait(self, chunk_index: int) -> bool:
+        self.waited.append(chunk_index)
+        self.end = chunk_index + 1
+        return chunk_index < self.last
+
+
+@pytest.mark.parametrize("max_in_flight", [1, 2])
+def test_no_chunk_is_planned_before_its_time_and_a_refusal_ends_the_stream(
+    max_in_flight: int,
+) -> None:
+    mesh, pace = MemoryMesh(), Credit(1, last=3)
+    stream = loop_over(mesh, max_in_flight=max_in_flight).run(pace=pace)
+    assert next(stream).chunk_index == 0
+    assert len(mesh.sent) == 1, "the pace allowed one"
+    assert [chunk.chunk_index for chunk in stream] == [1, 2]
+    assert pace.waited == [1, 2, 3]
+    assert len(mesh.sent) == 3
+
+
+def test_a_pace_that_is_ahead_fills_the_pipeline() -> None:
+    mesh = MemoryMesh()
+    stream = loop_over(mesh, max_in_flight=2).run(4, pace=Credit(9, last=9))
+    next(stream)
+    assert len(mesh.sent) == 2
+
+
 def test_close_receives_what_is_under_way_first() -> None:
     mesh = MemoryMesh()
     loop = loop_over(mesh, max_in_flight=2)

@@ -43,6 +43,8 @@ def before(chunk: int) -> ResumePoint:
         chunks_in_epoch=0,
     )
     return ResumePoint(
+        base_seed=7,
+        kv_cache_attention_bias=1.0,
         counts=counts,
         conditioning=None,
         transition=None,
