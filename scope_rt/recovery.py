@@ -25,6 +25,7 @@ from scope_rt.record.runs import Runs
 from scope_rt.record.snapshot import SnapshotStore
 from scope_rt.record.stream_log import StreamLog
 from scope_rt.resumed import EarlierStream, Resumed, start_frame_in
+from scope_rt.rewound import RewoundStream
 from scope_rt.stream_identity import identity, is_same_picture, opened
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.tensors import bytes_of
@@ -42,8 +43,9 @@ class Recovery:
         run_id: str,
         instruments: Instruments,
         check_replaced: Callable[[], None] | None = None,
+        rewind_to: int | None = None,
     ) -> None:
-        """Read what there is to resume.
+        """Read what there is to resume; with `rewind_to`, the stream of the log before that chunk.
 
         `check_replaced` refuses to lose what is there and is not resumed; called once a new log is
         locked. By default nothing may be lost, but with `resume=False` in the configuration.
@@ -56,9 +58,15 @@ class Recovery:
         self._config = config
         self._store = None if config.snapshot is None else SnapshotStore(config.snapshot)
         self.resumed: Resumed | None = None
+        if self._store is None and rewind_to is not None:
+            raise UserInputError(
+                "a stream is rewound where it keeps a log and a snapshot; give both"
+            )
         if self._store is not None:
             with self._watched("reading what an earlier stream left"):
-                if self._is_to_be_resumed(self._store):
+                if rewind_to is not None:
+                    self.resumed = self._rewound(rewind_to)
+                elif self._is_to_be_resumed(self._store):
                     self.resumed = EarlierStream(setup, self._store, instruments).found()
         own_check = _allow if config.resume is False else self._check_nothing_is_lost
         self._check_replaced = check_replaced or own_check
@@ -263,6 +271,11 @@ class Recovery:
     def _log_path(self) -> Path:
         assert self._config.log is not None
         return self._config.log if self.resumed is None else self.resumed.log
+
+    def _rewound(self, chunk_index: int) -> Resumed:
+        log = self._config.log
+        assert log is not None, "who keeps a snapshot keeps a log"
+        return RewoundStream(self._setup, log, self._instruments).before(chunk_index)
 
     def _is_to_be_resumed(self, store: SnapshotStore) -> bool:
         """An earlier stream may have left a snapshot that nobody asked for: the count of starts

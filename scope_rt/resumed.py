@@ -5,20 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scope_contracts.errors import ContractError, IntegrityError, UserInputError
-from scope_contracts.log_records import Control, Scheduled
 from scope_contracts.retraction import Retraction
-from scope_rt.control.inbox import Directive, ScheduledDirective
-from scope_rt.control.log_entries import (
-    recorded_bias,
-    recorded_seed,
-    recorded_start_frame,
-    recorded_transition,
-)
+from scope_rt.control.log_entries import recorded_start_frame
 from scope_rt.control.point_check import difference, unlogged
 from scope_rt.control.resume_point import ResumePoint
 from scope_rt.control.start_frame import StartFrame
 from scope_rt.control.unverified import Unverified
 from scope_rt.instruments import Instruments
+from scope_rt.logged_control import LoggedControl
 from scope_rt.record.log_index import LogIndex
 from scope_rt.record.progress import StreamProgress
 from scope_rt.record.runs import Runs
@@ -47,7 +41,8 @@ class Resumed:
     point: ResumePoint
     log_offset: int
     is_cut: bool
-    """Whether `point` is not saved as it is: what the log told of it, the log will tell no more."""
+    """Whether `point` is not saved as it is: what the log told of it, the log will tell no more,
+    or leads further."""
     is_unlogged: bool = False
     """Whether the log lacks the newest pending chunk of `point`."""
     unsaid: Retraction | None = None
@@ -96,8 +91,9 @@ class EarlierStream:
                 f"the snapshot {folder} is not of the stream in {path} ({differs}); to start anew, "
                 f"delete {folder} and {path}"
             )
+        control = LoggedControl(setup=self._setup, instruments=self._instruments, log=path)
         point = point.with_schedule(
-            self._directive_of(each, path)
+            control.directive_of(each)
             for each in progress.scheduled
             if each.chunk_index >= point.first_scheduled
         )
@@ -107,7 +103,7 @@ class EarlierStream:
         point, unsaid = self._cut(point, progress, header.log_offset)
         is_cut = point.is_cut
         if is_cut:
-            point = self._after_cut(point, log)
+            point = self._after_cut(point, log, control)
         applied = _applied(point, log, is_cut=is_cut)
         progress.forget(point.counts.next_chunk_index)
         return Resumed(
@@ -140,7 +136,7 @@ class EarlierStream:
         num_shown = len(progress.shown.between(cut_at, next_chunk))
         return point.cut_before(cut_at, num_shown=num_shown, epoch=progress.last_epoch), unsaid
 
-    def _after_cut(self, point: ResumePoint, log: LogIndex) -> ResumePoint:
+    def _after_cut(self, point: ResumePoint, log: LogIndex, control: LoggedControl) -> ResumePoint:
         """The point with what the log says was in effect at its cut, and asked for from there on.
 
         Raises:
@@ -149,8 +145,8 @@ class EarlierStream:
         first, conditioning = point.counts.next_chunk_index, None
         prompt = log.newest_prompt(before=first)
         if prompt is not None:
-            conditioning = self._directive_of(prompt, log.path).directive.conditioning
-        again = [self._directive_of(each, log.path) for each in log.controls_from(first)]
+            conditioning = control.directive_of(prompt).directive.conditioning
+        again = [control.directive_of(each) for each in log.controls_from(first)]
         seed, bias = log.newest_values(before=first)
         return point.after_cut(conditioning, again, base_seed=seed, kv_cache_attention_bias=bias)
 
@@ -167,30 +163,6 @@ class EarlierStream:
                     f"the snapshot {folder} has latents that were damaged before they were saved "
                     f"({error}); to start anew, delete {folder}"
                 ) from error
-
-    def _directive_of(self, event: Scheduled | Control, log: Path) -> ScheduledDirective:
-        """What a record asks for: of the schedule, or of what took effect."""
-        prompt = event.prompt
-        if isinstance(event, Control) and not event.embeds_sha256:
-            prompt = None
-        text = None if prompt is None else self._setup.conditioning(prompt, self._instruments)
-        if isinstance(event, Control) and text and text.embeds_sha256 != event.embeds_sha256:
-            raise UserInputError(
-                f"the prompt of chunk {event.chunk_index} has other embeddings than when its "
-                f"chunks were made, so that the stream cannot be resumed there; to start "
-                f"anew, delete {self._config.snapshot} and {log}"
-            )
-        directive = Directive(
-            conditioning=text,
-            transition=recorded_transition(event),
-            hard_cut=event.hard_cut,
-            drop_in_flight=isinstance(event, Control) and event.drop_in_flight,
-            recompute=event.recompute,
-            bias=recorded_bias(event) if isinstance(event, Control) else None,
-            seed=recorded_seed(event) if isinstance(event, Control) else None,
-            command_ids=event.command_ids if isinstance(event, Control) else (),
-        )
-        return ScheduledDirective(chunk_index=event.chunk_index, directive=directive)
 
     def _log_to_resume(self, saved: Path) -> Path:
         """The log that the snapshot names, or the one that is given where both were moved."""

@@ -53,6 +53,9 @@ class StreamSession:
         feedback: what later chunks see of a chunk: its own latents, except in a replay.
         check_replaced: called once a new log is locked, in place of the session's own look at what
             an earlier stream left: what it raises leaves that as it is.
+        rewind_to: resume the stream of `log` before this chunk, whatever its snapshot says: as if
+            the later ones had not been, with what was in effect there. It needs latents in the log
+            (`record_latents`). Only rank0 heeds it.
 
     Raises:
         UserInputError: a setting cannot be used; the sentence says what to change.
@@ -67,6 +70,7 @@ class StreamSession:
         instruments: Instruments | None = None,
         feedback: Feedback = own_latents,
         check_replaced: Callable[[], None] | None = None,
+        rewind_to: int | None = None,
     ) -> None:
         if not isinstance(config, StreamSetup):
             config = StreamSetup.of(config or StreamConfig.load())
@@ -103,6 +107,7 @@ class StreamSession:
                     run_id=self._rank.run_id,
                     instruments=self._instruments,
                     check_replaced=check_replaced,
+                    rewind_to=rewind_to,
                 )
                 point = self._recovery.resume_point
                 if setup.geometry.start_frame and point is None:
