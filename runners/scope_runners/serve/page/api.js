@@ -1,0 +1,65 @@
+/** Invariant: whatever the server refuses becomes one `Refused` whose message is the server's own sentence;
+ *  a request that got no answer becomes `NoAnswer`, and only that one may be sent again. */
+
+export class Refused extends Error {
+  constructor(status, message, retryAfterS) {
+    super(message);
+    this.status = status;
+    this.retryAfterS = retryAfterS;
+  }
+}
+
+export class NoAnswer extends Error {}
+
+/** A transport that the server did not begin; `busy`: it may at another time, and no other would now. */
+export class Unanswered extends Error {
+  constructor(what, status) {
+    super(`${what}: the server answered ${status}`);
+    this.busy = [404, 409, 429, 502, 503].includes(status);
+  }
+}
+
+const ANSWER_WITHIN_MS = 15000;
+
+function sentence(body, status) {
+  if (typeof body?.detail === "string") return body.detail;
+  if (Array.isArray(body?.detail)) return body.detail.map((part) => part.msg).join("; ");
+  if (status === 401) return "Open this page once with ?token=... of the server's start message.";
+  return `The server answered ${status}.`;
+}
+
+/** The answer to one request, read as JSON (undefined where it has no body). */
+export async function call(method, path, body) {
+  const headers = body === undefined ? {} : { "content-type": "application/json" };
+  let response, answer;
+  try {
+    response = await fetch(path, {
+      method, headers, body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
+    });
+    const text = await response.text();
+    answer = text && (response.headers.get("content-type") ?? "").includes("json") ? JSON.parse(text) : undefined;
+  } catch (error) {
+    throw new NoAnswer(`no answer from the server: ${error.message}`);
+  }
+  if (response.ok) return answer;
+  const retryAfterS = Number(response.headers.get("retry-after")) || 1;
+  throw new Refused(response.status, sentence(answer, response.status), retryAfterS);
+}
+
+export const sessionPath = (id, rest = "") => `/v1/sessions/${encodeURIComponent(id)}${rest}`;
+
+/** An address of this server for a WebSocket. */
+export function socketAddress(path) {
+  const address = new URL(path, location.href);
+  address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
+  return address.href;
+}
+
+/** An id that no other command has; also where the page is not in a secure context. */
+export function newId() {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  return "page-" + Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+export const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));

@@ -1,0 +1,94 @@
+/** Invariant: one line a command id, newest first; a line says the last thing known of its command. */
+import { byId, make, seconds, setText } from "./dom.js";
+
+const MOST_LINES = 200;
+
+const FINAL = new Set(["refused", "superseded"]);
+
+/** What a command asked for, in a few words. */
+export function asked({ kind, fields = {} }) {
+  switch (kind) {
+    case "prompt": return fields.text ?? "prompt";
+    case "hard_cut": return "hard cut";
+    case "bias": return `bias ${fields.value}`;
+    case "seed": return `seed ${fields.value}`;
+    case "rewind": return `rewind to chunk ${fields.chunk_index}`;
+    case "record_start": return "recording started";
+    case "record_stop": return "recording stopped";
+    case "schedule": return `timeline of ${fields.entries?.length ?? 0}`;
+    default: return kind;
+  }
+}
+
+/** What became of it: one short sentence. */
+export function became(receipt) {
+  const { state, chunk_index: chunk, latency_ms: latency } = receipt;
+  if (state === "sending") return "waits for the server";
+  if (state === "refused") return receipt.error ?? "refused";
+  if (state === "superseded") return "replaced by a newer one";
+  const shown = latency !== null && latency !== undefined;
+  const at = chunk === null || chunk === undefined ? null : `chunk ${chunk}`;
+  if (shown) return at ? `${at}, on screen after ${seconds(latency)}` : `on screen after ${seconds(latency)}`;
+  if (at) return `takes effect at ${at}`;
+  return state === "applied" ? "done" : "accepted";
+}
+
+export class History {
+  /** `chosen(text)`: the person wants an earlier prompt again. */
+  constructor(chosen) {
+    Object.assign(this, { list: byId("history"), empty: byId("history-empty"), receipts: new Map(), chosen });
+  }
+
+  /** Takes a receipt in any order: a later state is never replaced by an earlier one. */
+  take(receipt) {
+    const known = this.receipts.get(receipt.id);
+    if (known && this.isOlder(receipt, known.receipt)) return known.receipt;
+    const merged = { ...known?.receipt, ...receipt };
+    if (known) this.fill(known.line, merged);
+    else this.add(merged);
+    this.receipts.get(merged.id).receipt = merged;
+    return merged;
+  }
+
+  isOlder(receipt, known) {
+    const rank = ({ state, latency_ms }) =>
+      (latency_ms !== null && latency_ms !== undefined ? 4 : 0) + (FINAL.has(state) ? 4 : 0) +
+      { sending: 0, pending: 1, applied: 2 }[state in { sending: 0, pending: 1, applied: 2 } ? state : "applied"];
+    return rank(receipt) < rank(known);
+  }
+
+  add(receipt) {
+    const line = make("li", {}, make("div", { className: "asked" }), make("div", { className: "became" }));
+    this.receipts.set(receipt.id, { receipt, line });
+    this.fill(line, receipt);
+    this.list.prepend(line);
+    this.empty.hidden = true;
+    while (this.list.children.length > MOST_LINES) this.list.lastElementChild.remove();
+    if (this.receipts.size > MOST_LINES) this.receipts.delete(this.receipts.keys().next().value);
+  }
+
+  fill(line, receipt) {
+    line.dataset.state = receipt.state;
+    line.dataset.kind = receipt.kind;
+    const text = asked(receipt);
+    const first = line.firstElementChild;
+    if (receipt.kind !== "prompt") setText(first, text);
+    else if (first.textContent !== text) {
+      const again = () => this.chosen(text);
+      first.replaceChildren(make("button", { type: "button", className: "again", title: "Use this prompt again", onclick: again }, text));
+    }
+    setText(line.lastElementChild, became(receipt));
+  }
+
+  /** The prompts given so far, newest first. */
+  prompts() {
+    const texts = [...this.receipts.values()].filter(({ receipt }) => receipt.kind === "prompt").map(({ receipt }) => asked(receipt));
+    return [...new Set(texts.reverse())];
+  }
+
+  clear() {
+    this.receipts.clear();
+    this.list.replaceChildren();
+    this.empty.hidden = false;
+  }
+}

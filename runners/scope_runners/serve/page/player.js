@@ -1,0 +1,141 @@
+/** Invariant: there is always a picture once there was one: what was last shown stays until the next transport
+ *  shows its first. A transport that fails is tried again, and in automatic mode the next one is tried after it
+ *  failed twice before a first picture; none is tried while the server is away. */
+import { Backoff } from "./backoff.js";
+import { FragmentTransport } from "./fragments.js";
+import { MjpegTransport } from "./mjpeg.js";
+import { WebRtcTransport } from "./whep.js";
+
+const KINDS = { webrtc: WebRtcTransport, fmp4: FragmentTransport, mjpeg: MjpegTransport };
+const FIRST_PICTURE_MS = 6000;
+const NEXT_PICTURE_MS = 5000;
+
+export class Player {
+  /** `told(name, first)`: a transport shows its first picture, or is tried (`first` false). */
+  constructor({ video, canvas, still, told }) {
+    Object.assign(this, { video, canvas, still, told, urls: null, wanted: "auto", at: 0, misses: 0 });
+    Object.assign(this, { transport: null, showing: false, flowing: false, watch: 0, frames: 0, size: [16, 9] });
+    this.backoff = new Backoff(300, 5000);
+    this.order = Object.keys(KINDS).filter((kind) => KINDS[kind].possible());
+    this.onFrame = this.onFrame.bind(this);
+  }
+
+  get kind() {
+    return this.wanted === "auto" ? this.order[this.at % this.order.length] : this.wanted;
+  }
+
+  /** The element that shows the picture now; the kept still where no transport does. */
+  get picture() {
+    return this.showing ? this.transport.element : this.still;
+  }
+
+  choose(wanted) {
+    this.wanted = wanted;
+    this.at = this.misses = 0;
+    if (this.urls) this.restart();
+  }
+
+  /** The server is there: play. */
+  play(urls) {
+    if (this.urls && this.transport) return;
+    this.urls = urls;
+    this.at = this.misses = 0;
+    this.restart();
+  }
+
+  /** The server is away: keep the last picture and wait. */
+  halt() {
+    this.urls = null;
+    this.backoff.reset();
+    this.drop();
+  }
+
+  /** Says whether pictures are due: where they are not (paused, recovering), none is missed. */
+  expect(flowing) {
+    if (flowing === this.flowing) return;
+    this.flowing = flowing;
+    this.arm();
+  }
+
+  restart() {
+    this.backoff.stop();
+    this.drop();
+    if (!this.urls) return;
+    const transport = new KINDS[this.kind](this.urls, {
+      video: this.video, canvas: this.canvas,
+      failed: (reason) => transport === this.transport && this.failed(reason),
+      drawn: () => transport === this.transport && this.onFrame(),
+    });
+    this.transport = transport;
+    this.told(KINDS[this.kind].name, false);
+    this.arm();
+    if (transport.element === this.video) this.ask();
+    transport.start().catch((error) => transport === this.transport && this.failed(error.message, error.busy));
+  }
+
+  /** One callback for the next frame of the video element. */
+  ask() {
+    if ("requestVideoFrameCallback" in this.video) this.asked = this.video.requestVideoFrameCallback(this.onFrame);
+    else this.video.ontimeupdate = this.onFrame;
+  }
+
+  onFrame() {
+    if (!this.transport) return;
+    this.frames += 1;
+    if (!this.showing) {
+      this.showing = true;
+      this.misses = 0;
+      this.backoff.reset();
+      this.lay(this.transport.element);
+      this.told(KINDS[this.kind].name, true);
+    }
+    this.arm();
+    if (this.transport.element === this.video) this.ask();
+  }
+
+  arm() {
+    clearTimeout(this.watch);
+    if (!this.transport || !this.flowing) return;
+    const within = this.showing ? NEXT_PICTURE_MS : FIRST_PICTURE_MS;
+    // A page in the background is given no frames, and misses none.
+    this.watch = setTimeout(() => (document.hidden ? this.arm() : this.failed("no picture came")), within);
+  }
+
+  failed(reason, busy = false) {
+    console.info(`video by ${this.kind}: ${reason}`);
+    if (!this.showing && !busy) this.misses += 1;
+    if (this.wanted === "auto" && this.misses >= 2) {
+      this.at += 1;
+      this.misses = 0;
+    }
+    this.drop();
+    this.backoff.later(() => this.restart());
+  }
+
+  /** Ends the transport and leaves its last picture standing. */
+  drop() {
+    clearTimeout(this.watch);
+    this.keep();
+    const transport = this.transport;
+    this.transport = null;
+    this.showing = false;
+    if (this.asked !== undefined) this.video.cancelVideoFrameCallback?.(this.asked);
+    this.video.ontimeupdate = null;
+    transport?.stop();
+    this.lay(this.still);
+  }
+
+  /** Shows one layer; the others stay laid out, for a browser gives no frames of what is not. */
+  lay(shown) {
+    for (const layer of [this.video, this.canvas, this.still]) layer.classList.toggle("off", layer !== shown);
+  }
+
+  keep() {
+    const { picture, still } = this;
+    if (picture === still) return;
+    const [width, height] = [picture.videoWidth ?? picture.width, picture.videoHeight ?? picture.height];
+    if (!width || !height) return;
+    Object.assign(still, { width, height });
+    still.getContext("2d").drawImage(picture, 0, 0, width, height);
+  }
+}

@@ -1,0 +1,204 @@
+/** Invariant: everything the page shows of a session comes from that session's events; one object holds it all,
+ *  and `close` leaves nothing of it running. */
+import { call, newId, Refused, sessionPath } from "./api.js";
+import { byId, setText } from "./dom.js";
+import { EventLink } from "./events.js";
+import { became } from "./history.js";
+import { showRanks, showRecordings } from "./measures.js";
+import { Outbox } from "./outbox.js";
+
+const STATES = {
+  connecting: "Connecting", starting: "Starting", live: "Live", paused: "Paused", recovering: "Recovering",
+  degraded: "Degraded", stopped: "Stopped", failed: "Failed", stopping: "Stopping",
+};
+const ENDED = new Set(["stopped", "failed"]);
+const PLAYABLE = new Set(["live", "paused", "recovering", "degraded"]);
+
+/** What a state's banner says; null where none is needed. */
+function told(state, detail) {
+  const because = detail ? `: ${detail.replace(/\.$/, "")}.` : ".";
+  switch (state) {
+    case "starting": return `Starting the ranks${because}`;
+    case "recovering": return `Recovering${because} The last picture stays until the next chunk.`;
+    case "degraded": return `Degraded${because}`;
+    case "stopping": return `Stopping${because}`;
+    case "stopped": return `The session has stopped${because}`;
+    case "failed": return `The session has failed${because}`;
+    default: return null;
+  }
+}
+
+export class SessionPage {
+  /** `parts`: player, banners, history, strip, measures; `gone(id, error)` where the server has no such session. */
+  constructor(id, parts, { gone, again }) {
+    Object.assign(this, { id, ...parts, gone, again, view: null, viewSeq: 0, watched: null, leaseTimer: 0, closed: false });
+    this.outbox = new Outbox(id, (receipt) => this.receipt(receipt));
+    this.link = new EventLink(id, {
+      heard: (event) => this.heard(event), linked: () => this.linked(), lost: (code, reason) => this.lost(code, reason),
+    });
+    this.show("connecting");
+  }
+
+  give(command) {
+    this.watched = newId();
+    this.outbox.give(command, this.watched);
+  }
+
+  get paused() {
+    return this.view !== null && (this.view.paused || this.view.state === "paused");
+  }
+
+  heard(event) {
+    switch (event.type) {
+      case "state":
+        this.viewSeq = Math.max(this.viewSeq, event.seq ?? 0);
+        return this.state(event.session);
+      case "stats": return this.measures.take(event.stats);
+      case "chunk": return this.chunk(event);
+      case "receipt": return this.receipt(event.receipt);
+      case "retracted": return this.retracted(event);
+      case "recording": return this.recording(event);
+      case "rank": return this.rank(event);
+      default: return undefined; // a newer server may tell more
+    }
+  }
+
+  async linked() {
+    this.banners.set("link", null);
+    try {
+      const [view, receipts] = await Promise.all([
+        call("GET", sessionPath(this.id)), call("GET", sessionPath(this.id, "/commands")),
+      ]);
+      if (this.closed) return;
+      for (const receipt of receipts.commands ?? receipts) this.receipt(receipt);
+      this.state(view);
+    } catch (error) {
+      if (error instanceof Refused && error.status === 404) this.gone(this.id, error);
+    }
+  }
+
+  async lost(code, reason) {
+    this.player.halt();
+    this.show("connecting");
+    const before = this.view !== null;
+    this.banners.set("link", before ? "The server does not answer. The page goes on trying; the last picture stays." : "Connecting to the server.");
+    try {
+      await call("GET", sessionPath(this.id));
+    } catch (error) {
+      if (!this.closed && error instanceof Refused && [401, 403, 404].includes(error.status)) this.gone(this.id, error);
+    }
+  }
+
+  state(view) {
+    if (this.closed) return;
+    this.view = view;
+    const { state, detail, fps, width, height, plan, tp } = view;
+    this.show(state);
+    setText(byId("about"), [plan && tp > 1 ? `${plan}, tp ${tp}` : plan, width && `${width} × ${height}`, fps && `${fps} frames/s`].filter(Boolean).join(" · "));
+    const ended = ENDED.has(state);
+    const action = ended ? { name: "Start another", run: () => this.again() } : null;
+    this.banners.set("state", null);
+    this.banners.set("state", told(state, detail), { tone: ended ? "bad" : state === "starting" ? "quiet" : "warn", action });
+    if (width && height) byId("stage").style.setProperty("--aspect", `${width} / ${height}`);
+    this.measures.setGoal(fps ?? null);
+    this.controls(view);
+    if (PLAYABLE.has(state)) this.player.play({ whep: sessionPath(this.id, "/whep"), fmp4: sessionPath(this.id, "/stream.fmp4"), mjpeg: sessionPath(this.id, "/stream.mjpeg") });
+    else this.player.halt();
+    this.player.expect((state === "live" || state === "degraded") && !this.paused);
+    this.lease(view.lease_s);
+  }
+
+  controls(view) {
+    setText(byId("pause"), this.paused ? "Resume" : "Pause");
+    byId("pause").setAttribute("aria-pressed", String(this.paused));
+    setText(byId("record"), view.recording ? "Stop recording" : "Record");
+    byId("record").setAttribute("aria-pressed", String(Boolean(view.recording)));
+    byId("recording-chip").hidden = !view.recording;
+    setText(byId("recording-name"), view.recording ? `Recording ${view.recording}` : "");
+    showRanks(view.ranks);
+    showRecordings(view.recordings, view.recording, (name) => sessionPath(this.id, `/recordings/${encodeURIComponent(name)}`));
+    const ended = ENDED.has(view.state);
+    for (const id of ["pause", "cut", "record", "send", "rewind"]) byId(id).disabled = ended;
+  }
+
+  chunk(event) {
+    const { seq, chunk_index, cache_epoch } = event;
+    // Chunks from before this page was there come again for the strip; their pictures are gone.
+    const past = this.view !== null && seq <= this.viewSeq && chunk_index < this.view.chunk_index;
+    this.strip.add(event, !past);
+    if (past) return;
+    Object.assign(this.view ?? {}, { chunk_index, cache_epoch });
+    byId("chunk").placeholder = String(chunk_index);
+    this.chip();
+  }
+
+  chip() {
+    const { chunk_index: chunk, cache_epoch: epoch } = this.view ?? {};
+    const parts = chunk === undefined || chunk === null ? [] : [`chunk ${chunk}`, `epoch ${epoch}`];
+    setText(byId("mode"), [...parts, this.mode].filter(Boolean).join(" · "));
+  }
+
+  /** A transport is tried (`first` false) or shows its first picture. */
+  video(name, first) {
+    this.mode = first ? name : `connecting ${name}`;
+    this.chip();
+  }
+
+  receipt(receipt) {
+    if (this.closed) return;
+    const latest = this.history.take(receipt);
+    if (latest.kind === "bias" && latest.state === "applied") {
+      byId("bias").value = latest.fields.value;
+      setText(byId("bias-value"), Number(latest.fields.value).toFixed(2));
+    }
+    if (latest.id !== this.watched) return;
+    const place = byId("receipt");
+    place.dataset.state = latest.state;
+    const text = became(latest);
+    setText(place, text[0].toUpperCase() + text.slice(1));
+  }
+
+  retracted({ first_chunk: first, last_chunk: last, reason }) {
+    const chunks = first === last ? `Chunk ${first} was` : `Chunks ${first} to ${last} were`;
+    this.strip.retract(first, last);
+    this.banners.set(`retracted ${first}`, `${chunks} retracted: ${reason.replace(/\.$/, "")}.`, { tone: "bad", closable: true });
+  }
+
+  async recording({ state, name, detail, error }) {
+    const why = detail ?? error;
+    if (why) this.banners.set(`recording ${name}`, `Recording ${name}: ${why}`, { tone: "warn", closable: true });
+    try {
+      this.state(await call("GET", sessionPath(this.id)));
+    } catch {
+      // the next state event tells the same
+    }
+  }
+
+  rank({ rank, state, detail }) {
+    if (!this.view?.ranks) return;
+    const known = this.view.ranks.find((entry) => entry.rank === rank);
+    if (known) Object.assign(known, { state, detail });
+    showRanks(this.view.ranks);
+  }
+
+  lease(lease_s) {
+    clearInterval(this.leaseTimer);
+    if (!lease_s) return;
+    const renew = () => call("POST", sessionPath(this.id, "/lease")).catch(() => {});
+    this.leaseTimer = setInterval(renew, Math.max(1, lease_s / 3) * 1000);
+  }
+
+  show(state) {
+    byId("state").dataset.state = state;
+    setText(byId("state-text"), STATES[state] ?? state);
+    document.title = `${STATES[state] ?? state} – scope-rt`;
+  }
+
+  close() {
+    this.closed = true;
+    clearInterval(this.leaseTimer);
+    this.link.close();
+    this.outbox.close();
+    this.player.halt();
+  }
+}
