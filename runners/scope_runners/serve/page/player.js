@@ -1,20 +1,20 @@
 /** Invariant: there is always a picture once there was one: what was last shown stays until the next transport
- *  shows its first. A transport that fails is tried again, and in automatic mode the next one is tried after it
- *  failed twice before a first picture; none is tried while the server is away. */
+ *  shows its first. A transport that fails is tried again; in automatic mode the next one is tried where it was
+ *  refused twice, or the server showed chunks and no picture came. None is tried while the server is away. */
 import { Backoff } from "./backoff.js";
 import { FragmentTransport } from "./fragments.js";
 import { MjpegTransport } from "./mjpeg.js";
 import { WebRtcTransport } from "./whep.js";
 
 const KINDS = { webrtc: WebRtcTransport, fmp4: FragmentTransport, mjpeg: MjpegTransport };
-const FIRST_PICTURE_MS = 6000;
-const NEXT_PICTURE_MS = 5000;
+const LATE_MS = 4000; // a picture of a chunk that the server has shown
+const MOST_MISSES = 2;
 
 export class Player {
   /** `told(name, first)`: a transport shows its first picture, or is tried (`first` false). */
   constructor({ video, canvas, still, told }) {
     Object.assign(this, { video, canvas, still, told, urls: null, wanted: "auto", at: 0, misses: 0 });
-    Object.assign(this, { transport: null, showing: false, flowing: false, watch: 0, frames: 0, size: [16, 9] });
+    Object.assign(this, { transport: null, showing: false, watch: 0 });
     this.backoff = new Backoff(300, 5000);
     this.order = Object.keys(KINDS).filter((kind) => KINDS[kind].possible());
     this.onFrame = this.onFrame.bind(this);
@@ -50,11 +50,17 @@ export class Player {
     this.drop();
   }
 
-  /** Says whether pictures are due: where they are not (paused, recovering), none is missed. */
-  expect(flowing) {
-    if (flowing === this.flowing) return;
-    this.flowing = flowing;
-    this.arm();
+  /** The server shows a chunk now: a picture is due. Where it shows none (paused, recovering), none is missed. */
+  due() {
+    if (this.watch || !this.transport || document.hidden) return;
+    this.watch = setTimeout(() => this.late(), LATE_MS);
+  }
+
+  late() {
+    this.watch = 0;
+    if (document.hidden) return; // a page in the background is given no frames
+    if (!this.showing) this.misses = MOST_MISSES;
+    this.failed("no picture came", true);
   }
 
   restart() {
@@ -68,7 +74,6 @@ export class Player {
     });
     this.transport = transport;
     this.told(KINDS[this.kind].name, false);
-    this.arm();
     if (transport.element === this.video) this.ask();
     transport.start().catch((error) => transport === this.transport && this.failed(error.message, error.busy));
   }
@@ -81,7 +86,7 @@ export class Player {
 
   onFrame() {
     if (!this.transport) return;
-    this.frames += 1;
+    this.settle();
     if (!this.showing) {
       this.showing = true;
       this.misses = 0;
@@ -89,22 +94,18 @@ export class Player {
       this.lay(this.transport.element);
       this.told(KINDS[this.kind].name, true);
     }
-    this.arm();
     if (this.transport.element === this.video) this.ask();
   }
 
-  arm() {
+  settle() {
     clearTimeout(this.watch);
-    if (!this.transport || !this.flowing) return;
-    const within = this.showing ? NEXT_PICTURE_MS : FIRST_PICTURE_MS;
-    // A page in the background is given no frames, and misses none.
-    this.watch = setTimeout(() => (document.hidden ? this.arm() : this.failed("no picture came")), within);
+    this.watch = 0;
   }
 
   failed(reason, busy = false) {
     console.info(`video by ${this.kind}: ${reason}`);
     if (!this.showing && !busy) this.misses += 1;
-    if (this.wanted === "auto" && this.misses >= 2) {
+    if (this.wanted === "auto" && this.misses >= MOST_MISSES) {
       this.at += 1;
       this.misses = 0;
     }
@@ -114,7 +115,7 @@ export class Player {
 
   /** Ends the transport and leaves its last picture standing. */
   drop() {
-    clearTimeout(this.watch);
+    this.settle();
     this.keep();
     const transport = this.transport;
     this.transport = null;

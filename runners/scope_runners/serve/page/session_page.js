@@ -104,7 +104,6 @@ export class SessionPage {
     this.controls(view);
     if (PLAYABLE.has(state)) this.player.play({ whep: sessionPath(this.id, "/whep"), fmp4: sessionPath(this.id, "/stream.fmp4"), mjpeg: sessionPath(this.id, "/stream.mjpeg") });
     else this.player.halt();
-    this.player.expect((state === "live" || state === "degraded") && !this.paused);
     this.lease(view.lease_s);
   }
 
@@ -127,6 +126,7 @@ export class SessionPage {
     const past = this.view !== null && seq <= this.viewSeq && chunk_index < this.view.chunk_index;
     this.strip.add(event, !past);
     if (past) return;
+    this.player.due();
     Object.assign(this.view ?? {}, { chunk_index, cache_epoch });
     byId("chunk").placeholder = String(chunk_index);
     this.chip();
