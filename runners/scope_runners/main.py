@@ -61,6 +61,15 @@ def _open_stream(
     return run
 
 
+def _open_serve(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    from scope_runners.serve.command import add_serve_arguments, run_serve
+
+    add_serve_arguments(parser)
+    return lambda parsed, argv: run_serve(parsed)
+
+
 def _open_inspect(
     parser: argparse.ArgumentParser,
 ) -> Callable[[argparse.Namespace, Sequence[str]], int]:
@@ -127,6 +136,7 @@ def _open_runbook(
 
 COMMANDS = {
     "stream": Command("make a video from a prompt", _open_stream),
+    "serve": Command("show a live stream in the browser, and steer it", _open_serve),
     "inspect": Command("look into a flight recording", _open_inspect),
     "replay": Command("run a recorded stream again and compare", _open_replay),
     "verify": Command("say whether a stream's files are as they were written", _open_verify),

@@ -159,6 +159,12 @@ class Receipt:
         )
 
 
+    def when_answered(self, call: Callable[[], None]) -> None:
+        """Have `call` run once `wait` would return at once: here where it is, else on the thread
+        that answers, which it must not block."""
+        self._outcome.add_done_callback(lambda _: call())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Taken:
     """What one chunk is planned with, to be answered before the next take. One answer counts."""

@@ -1,0 +1,74 @@
+"""Who listens gets every event in order, or is told that it missed some; nobody who listens slowly
+holds up a session."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+Event = Mapping[str, Any]
+_MOST_WAITING = 256
+
+
+class Listener:
+    """One client's queue; read on its event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queue: asyncio.Queue[Event] = asyncio.Queue(_MOST_WAITING)
+        self._has_missed = False
+
+    async def next(self) -> tuple[Event, bool]:
+        """The next event, and whether some before it were missed."""
+        event = await self._queue.get()
+        missed, self._has_missed = self._has_missed, False
+        return event, missed
+
+    def put(self, event: Event) -> None:
+        """From any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._put, event)
+        except RuntimeError:  # its loop has ended
+            self._has_missed = True
+
+    def _put(self, event: Event) -> None:
+        if self._queue.full():
+            self._queue.get_nowait()
+            self._has_missed = True
+        self._queue.put_nowait(event)
+
+
+class EventLog:
+    """The events of one session; `seq` rises by one with each, also over restarts of the server."""
+
+    def __init__(self, *, first_seq: int = 1) -> None:
+        self._lock = threading.Lock()
+        self._next_seq = first_seq
+        self._listeners: list[Listener] = []
+
+    @property
+    def next_seq(self) -> int:
+        """Of the event that comes next."""
+        return self._next_seq
+
+    def publish(self, kind: str, **data: Any) -> int:
+        """Tell every listener; returns the event's number."""
+        with self._lock:
+            seq, self._next_seq = self._next_seq, self._next_seq + 1
+            event = {"seq": seq, "type": kind, **data}
+            for listener in self._listeners:
+                listener.put(event)
+        return seq
+
+    def join(self, loop: asyncio.AbstractEventLoop) -> Listener:
+        """A listener to all that comes from now on."""
+        listener = Listener(loop)
+        with self._lock:
+            self._listeners.append(listener)
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        """It takes no more."""
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)

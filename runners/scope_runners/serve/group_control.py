@@ -1,0 +1,72 @@
+"""The launcher of a session is started once, found again by its lock, and ended within a bound."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+from scope_rt.environment_names import SECRET, SECRET_FILE
+from scope_rt.file_lock import open_locked
+from scope_runners.serve.session_files import SessionFiles
+
+END_S = 90.0
+"""For the chunk that is being made, and the ranks' orderly end."""
+_KILL_S = 10.0
+_LOOK_S = 0.05
+_LOG = logging.getLogger(__name__)
+
+
+class GroupControl:
+    """The launcher's process, which may be older than this server."""
+
+    def __init__(self, files: SessionFiles) -> None:
+        self._files = files
+        self._process: subprocess.Popen[bytes] | None = None
+        self.pid: int | None = None
+        """As its own hello says."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it holds its lock, or is about to."""
+        if self._process is not None:
+            return self._process.poll() is None
+        try:
+            os.close(open_locked(self._files.launcher_lock))
+        except BlockingIOError:
+            return True
+        return False
+
+    def start(self) -> None:
+        """Start it in a session of its own: a terminal's Ctrl-C reaches the server alone."""
+        environ = {k: v for k, v in os.environ.items() if k not in (SECRET, SECRET_FILE)}
+        with self._files.group_output.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "scope_runners.serve.group_process",
+                    str(self._files.folder),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def wait(self) -> None:
+        """Return when it has ended; blocks `END_S` at most, then it is signalled, and killed."""
+        for signum, patience_s in ((None, END_S), (signal.SIGTERM, _KILL_S), (signal.SIGKILL, 2.0)):
+            if signum is not None and self.pid is not None:
+                _LOG.warning("the launcher (process %d) has not ended; %s", self.pid, signum.name)
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signum)
+            deadline_s = time.monotonic() + patience_s
+            while time.monotonic() < deadline_s:
+                if not self.runs:
+                    return
+                time.sleep(_LOOK_S)

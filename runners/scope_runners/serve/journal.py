@@ -1,0 +1,83 @@
+"""What a server told its clients outlives it: one line a fact, each with a checksum, appended before
+anybody is told. A last line that is cut short was never told; any other damage is named."""
+
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from scope_contracts.errors import UserInputError
+from scope_rt.output_file import replacing
+
+Fact = Mapping[str, Any]
+
+
+class Journal:
+    """Appends facts to one file; any thread may."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or makes the file; what is after its last whole line is cut off."""
+        self.path = path
+        self._lock = threading.Lock()
+        end = sum(len(line) for line, _ in _lines(path)) if path.exists() else 0
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._file, end)
+        os.lseek(self._file, end, os.SEEK_SET)
+
+    def append(self, fact: Fact) -> None:
+        """It is with the operating system on return: it outlives this process, not a loss of power.
+
+        Raises:
+            OSError: the disk takes no more.
+        """
+        with self._lock:
+            os.write(self._file, _line(fact))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+
+def read_journal(path: Path) -> Iterator[Fact]:
+    """The facts of a file, in order.
+
+    Raises:
+        UserInputError: it is damaged, or unreadable.
+    """
+    for _, fact in _lines(path):
+        yield fact
+
+
+def rewrite(path: Path, facts: list[Fact]) -> None:
+    """Replace a file by one that says only what still matters."""
+    with replacing(path, suffixes=(path.suffix,)) as partial:
+        partial.write_bytes(b"".join(map(_line, facts)))
+
+
+def _line(fact: Fact) -> bytes:
+    text = json.dumps(fact, separators=(",", ":"), sort_keys=True).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, Fact]]:
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UserInputError(f"cannot read the journal {path} ({error.strerror})") from error
+    for number, line in enumerate(lines, start=1):
+        is_last = number == len(lines)
+        checksum, _, text = line.rstrip(b"\n").partition(b" ")
+        if is_last and not line.endswith(b"\n"):
+            return
+        try:
+            if int(checksum, 16) != zlib.crc32(text):
+                raise ValueError("its checksum is another")
+            yield line, json.loads(text)
+        except ValueError as error:
+            raise UserInputError(
+                f"the journal {path} is damaged in line {number} ({error}); to give the session "
+                f"up, remove {path.parent}"
+            ) from error

@@ -1,0 +1,60 @@
+"""One process serves: it holds no model and no weights, so that no crash of a rank is its own."""
+
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import uvicorn
+
+from scope_contracts.errors import UserInputError
+from scope_runners.serve.api import create_app
+from scope_runners.serve.sessions import Sessions
+from scope_runners.serve.settings import ServeSettings
+
+_KEEP_ALIVE_S = 15
+_END_S = 5
+
+
+def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, Any]) -> int:
+    """Serve until SIGINT or SIGTERM, then end all sessions in order.
+
+    Raises:
+        UserInputError: the address is taken, or a session cannot be started.
+    """
+    listener = _listening(settings)
+    sessions = Sessions(settings)
+    app = create_app(sessions)
+    sessions.restore()
+    if prompt is not None and not sessions.all():
+        sessions.create(prompt, stream, lease_s=0.0)
+    host, port = listener.getsockname()[:2]
+    query = f"?token={settings.token}" if settings.token else ""
+    print(f"scope-rt: http://{host}:{port}/{query}", file=sys.stderr, flush=True)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_END_S,
+        h11_max_incomplete_event_size=2**16,
+        ws_max_size=2**16,
+        server_header=False,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
+    return 0
+
+
+def _listening(settings: ServeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise UserInputError(
+            f"cannot listen on {settings.host}:{settings.port} ({error.strerror}); give another "
+            "--port, or end what listens there"
+        ) from error
+    return listener

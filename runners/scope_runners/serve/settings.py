@@ -1,0 +1,53 @@
+"""How a server serves: one frozen value, read once from the command line and the environment."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scope_runners.serve.pacing import PaceRules
+from scope_runners.serve.reconnect import ORPHAN_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IceServer:
+    """A STUN or TURN server that WebRTC peers may use."""
+
+    url: str
+    username: str = ""
+    credential: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """Times in seconds, sizes in bytes."""
+
+    folder: Path = Path("out/serve")
+    """Where sessions keep their logs, recordings and journals."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str = ""
+    """What every request must carry; "" where only this machine can ask."""
+    origins: tuple[str, ...] = ()
+    """Pages of other origins that may use this server."""
+    max_sessions: int = 1
+    max_viewers: int = 64
+    """Of one session."""
+    lease_s: float = 600.0
+    """How long a session that nobody asks for is kept; 0 is for ever."""
+    orphan_s: float = ORPHAN_S
+    """How long ranks wait for a server that is gone."""
+    threads: int = 1
+    """CPU threads of every rank."""
+    pace: PaceRules = PaceRules()
+    ice_servers: tuple[IceServer, ...] = ()
+    requests_per_s: float = 50.0
+    """Of one client, on average."""
+    max_body_bytes: int = 2**20
+    max_upload_bytes: int = 2**28
+    log_format: str = "text"
+    publish: tuple[str, ...] = field(default=())
+    """Where the session that is started at once is published."""
+
+    @property
+    def sessions(self) -> Path:
+        """One folder a session."""
+        return self.folder / "sessions"
