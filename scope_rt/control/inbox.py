@@ -158,7 +158,6 @@ class Receipt:
             superseded=self._posted.is_superseded_in(outcome.posted),
         )
 
-
     def when_answered(self, call: Callable[[], None]) -> None:
         """Have `call` run once `wait` would return at once: here where it is, else on the thread
         that answers, which it must not block."""

@@ -5,10 +5,12 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response, WebSocket
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect
@@ -27,6 +29,7 @@ from scope_runners.serve.sessions import Sessions, TooManySessionsError
 
 _MOST_WAIT_S = 60.0
 _LOOK_S = 0.02
+_PAGE = Path(__file__).with_name("page")
 _COMMANDS: TypeAdapter[Any] = TypeAdapter(AnyCommand)
 
 
@@ -115,6 +118,12 @@ def create_app(sessions: Sessions, *, on_end: Callable[[], None] = lambda: None)
     _add_sessions(app, api)
     _add_commands(app, api)
     _add_streams(app, api)
+    app.mount("/static", StaticFiles(directory=_PAGE), name="static")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(_PAGE / "index.html")
+
     return app
 
 
@@ -150,9 +159,7 @@ def _add_sessions(app: FastAPI, api: Api) -> None:
     @app.post("/v1/sessions/{session_id}/fork", status_code=201)
     async def forked(session_id: str, asked: Fork) -> dict[str, Any]:
         parent = api.session(session_id)
-        fork = await run_in_threadpool(
-            api.sessions.fork, parent, asked.chunk_index, asked.prompt
-        )
+        fork = await run_in_threadpool(api.sessions.fork, parent, asked.chunk_index, asked.prompt)
         return fork.view()
 
 
@@ -281,9 +288,7 @@ def _add_streams(app: FastAPI, api: Api) -> None:
             hub, offer, lambda channel: _serve_channel(channel, api, session)
         )
         location = f"/v1/sessions/{session_id}/whep/{viewer}"
-        return Response(
-            answer, 201, media_type="application/sdp", headers={"Location": location}
-        )
+        return Response(answer, 201, media_type="application/sdp", headers={"Location": location})
 
     @app.delete("/v1/sessions/{session_id}/whep/{viewer}")
     async def left(session_id: str, viewer: str) -> Response:
@@ -302,9 +307,7 @@ def _add_streams(app: FastAPI, api: Api) -> None:
 
     @app.get("/v1/sessions/{session_id}/recordings/{name}")
     async def recording(session_id: str, name: str) -> FileResponse:
-        path = recording_file(
-            api.session(session_id).files.recordings, name.removesuffix(".mp4")
-        )
+        path = recording_file(api.session(session_id).files.recordings, name.removesuffix(".mp4"))
         if path is None:
             raise HTTPException(404, f"there is no recording {name[:64]!r}")
         return FileResponse(path, media_type="video/mp4", filename=path.name)

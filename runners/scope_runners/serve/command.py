@@ -20,7 +20,18 @@ from scope_runners.serve.settings import IceServer, ServeSettings
 DEFAULT_PROMPT = "a red circle and a blue square, medium, on navy"
 TOKEN = "SCOPE_SERVE_TOKEN"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
-_STREAM = ("seed", "plan", "tp", "model", "recipe", "dtype", "height", "width", "kv_cache", "integrity")
+_STREAM = (
+    "seed",
+    "plan",
+    "tp",
+    "model",
+    "recipe",
+    "dtype",
+    "height",
+    "width",
+    "kv_cache",
+    "integrity",
+)
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,15 +42,49 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on; any but loopback needs --token")
     add("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
     add("--token", help=f"what requests must carry; also {TOKEN}; 'auto' makes and prints one")
-    add("--origin", action="append", default=[], metavar="URL", help="another page's origin that may use it; may be repeated")
-    add("--folder", type=Path, default=Path("out/serve"), help="where sessions keep their files; serve it again, and they continue (default out/serve)")
+    add(
+        "--origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="another page's origin that may use it; may be repeated",
+    )
+    add(
+        "--folder",
+        type=Path,
+        default=Path("out/serve"),
+        help="of the sessions' files; serve it again, and they continue (default out/serve)",
+    )
     add("--max-sessions", type=positive, default=1, help="each has ranks of its own (default 1)")
     add("--max-viewers", type=positive, default=64, help="of one session (default 64)")
-    add("--lease", type=float, default=600.0, metavar="SECONDS", help="how long a session that nobody asks for is kept; the one that is started at once is kept for ever (default 600)")
-    add("--lead", type=float, default=1.0, metavar="CHUNKS", help="how far generation may be ahead of what is shown (default 1)")
-    add("--ice", action="append", default=[], metavar="URL[,USER,SECRET]", help="a STUN or TURN server, such as stun:stun.example.org:3478; may be repeated")
+    add(
+        "--lease",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long a session that nobody asks for is kept (default 600)",
+    )
+    add(
+        "--lead",
+        type=float,
+        default=1.0,
+        metavar="CHUNKS",
+        help="how far generation may be ahead of what is shown (default 1)",
+    )
+    add(
+        "--ice",
+        action="append",
+        default=[],
+        metavar="URL[,USER,SECRET]",
+        help="a STUN or TURN server, such as stun:stun.example.org:3478; may be repeated",
+    )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
-    add("--config", type=Path, metavar="FILE.toml", help="settings of streams for whatever is not given here")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE.toml",
+        help="settings of streams for whatever is not given here",
+    )
     stream = parser.add_argument_group("of the session that is started at once")
     for name in _STREAM:
         kind = int if name in ("seed", "tp", "height", "width") else str
@@ -108,9 +153,7 @@ def run_serve(namespace: argparse.Namespace) -> int:
 def _ice_server(text: str) -> IceServer:
     url, *rest = text.split(",")
     if len(rest) not in (0, 2) or not url.startswith(("stun:", "turn:", "stuns:", "turns:")):
-        raise UserInputError(
-            f"--ice {url!r}: give stun:HOST:PORT, or turn:HOST:PORT,USER,SECRET"
-        )
+        raise UserInputError(f"--ice {url!r}: give stun:HOST:PORT, or turn:HOST:PORT,USER,SECRET")
     username, credential = rest or ("", "")
     return IceServer(url=url, username=username, credential=credential)
 

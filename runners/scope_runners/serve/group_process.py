@@ -1,4 +1,4 @@
-"""The launcher of one session: its ranks live and die with it, and it outlives its server for a while.
+"""The launcher of one session: its ranks live and die with it, and it outlives a killed server.
 
 `python -m scope_runners.serve.group_process FOLDER`, started by the server in a session of its own.
 """
@@ -111,9 +111,7 @@ def _run(files: SessionFiles) -> int:
             RANK_MODULE,
             lambda _: attempt,
             threads=job.threads,
-            restarts=Restarts(
-                most=config.recovery.max_restarts, made_progress=progress.has_risen
-            ),
+            restarts=Restarts(most=config.recovery.max_restarts, made_progress=progress.has_risen),
             on_event=report.see,
             heartbeat_timeout_s=config.mesh.heartbeat_timeout_s,
             chunk_timeout_s=config.mesh.group_timeout_s,

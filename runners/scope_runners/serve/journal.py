@@ -1,4 +1,4 @@
-"""What a server told its clients outlives it: one line a fact, each with a checksum, appended before
+"""What a server told its clients outlives it: one line a fact with its checksum, appended before
 anybody is told. A last line that is cut short was never told; any other damage is named."""
 
 import json

@@ -199,9 +199,7 @@ class Playout:
                 self._show(frame)
             tick_s = self._tick()
             with self._changed:
-                if self._has_ended:
-                    return
                 due_s = None if self._is_paused else self.timeline.wait_s(self._clock())
                 wait_s = tick_s if due_s is None else min(tick_s, due_s)
-                if wait_s > 0:
+                if wait_s > 0 and not self._has_ended:
                     self._changed.wait(wait_s)

@@ -117,9 +117,7 @@ def _stream(files: SessionFiles, job: StreamJob, session: StreamSession, link: S
 
 def _ready(session: StreamSession) -> RankReady:
     setup = session.setup
-    chunk_frames = num_frames(
-        setup.codec_sizes, setup.recipe.frames_per_block, starts_epoch=False
-    )
+    chunk_frames = num_frames(setup.codec_sizes, setup.recipe.frames_per_block, starts_epoch=False)
     return RankReady(
         attempt=setup.environment.attempt,
         fps=setup.recipe.fps,
@@ -135,9 +133,7 @@ def _ready(session: StreamSession) -> RankReady:
         resumed=session.resumed is not None,
         broken_on_purpose=session.broken_on_purpose,
         applied=tuple(
-            Applied(
-                command_id=name, chunk_index=each.chunk_index, cache_epoch=each.cache_epoch
-            )
+            Applied(command_id=name, chunk_index=each.chunk_index, cache_epoch=each.cache_epoch)
             for name, each in session.applied.items()
         ),
         retractions=session.retractions,

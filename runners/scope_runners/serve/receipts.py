@@ -1,4 +1,4 @@
-"""Every command is answered once, by a receipt that says where it took effect or why it never will."""
+"""A command is answered once, by a receipt that says where it took effect or why it never will."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

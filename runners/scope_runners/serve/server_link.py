@@ -1,8 +1,8 @@
 """Rank0's end of its session: chunks leave in order, each until the server has it; commands are
 posted once and answered once; no chunk is begun before the server wants it.
 
-The server may be killed and come back: chunks that it had not taken and answers that it may not have
-read are sent again. A server that stays away for `orphan_s` ends the stream in order.
+The server may be killed and come back: chunks that it had not taken, and answers that it may not
+have read, are sent again. A server that stays away for `orphan_s` ends the stream in order.
 """
 
 import logging
@@ -125,8 +125,7 @@ class ServerLink:
 
     def give(self, chunk: Chunk, *, cache_fill: float) -> None:
         """Hand over a chunk; blocks while the server has not read those before it."""
-        body = memoryview(chunk.frames).cast("B") if chunk.frames.flags.c_contiguous else None
-        raw = bytes(body) if body is not None else chunk.frames.tobytes()
+        raw = chunk.frames.tobytes()
         num_frames, height, width = chunk.frames.shape[:3]
         header = ChunkHeader(
             chunk_index=chunk.chunk_index,
@@ -167,8 +166,10 @@ class ServerLink:
         deadline_s = time.monotonic() + timeout_s
         with self._state:
             self._state.wait_for(
-                lambda: not (self._unsent or self._untaken or self._notices)
-                or not self._server.is_connected,
+                lambda: (
+                    not (self._unsent or self._untaken or self._notices)
+                    or not self._server.is_connected
+                ),
                 max(0.0, deadline_s - time.monotonic()),
             )
             self._is_closed = self._has_ended = True

@@ -1,7 +1,7 @@
-"""All that the server knows of one stream: its ranks, its commands, what was taken and what is shown.
+"""All that the server knows of one stream: its ranks and commands, what was taken, what is shown.
 
-Ranks, viewers and clients come and go; the session is the one thing that stays, and its journal lets
-it outlive the server.
+Ranks, viewers and clients come and go; the session stays, and its journal lets it outlive the
+server.
 """
 
 import logging

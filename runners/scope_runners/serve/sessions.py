@@ -236,4 +236,3 @@ class Sessions:
                 if session.is_over:
                     _LOG.warning("session %s: its lease is over", session.record.id)
                     threading.Thread(target=self.delete, args=(session.record.id,)).start()
-

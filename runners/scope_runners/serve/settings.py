@@ -37,7 +37,7 @@ class ServeSettings:
     """How long ranks wait for a server that is gone."""
     threads: int = 1
     """CPU threads of every rank."""
-    pace: PaceRules = PaceRules()
+    pace: PaceRules = field(default_factory=PaceRules)
     ice_servers: tuple[IceServer, ...] = ()
     requests_per_s: float = 50.0
     """Of one client, on average."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from io import BytesIO
+from typing import Any
 
 import av
 import numpy as np
@@ -40,8 +41,8 @@ class Encoded:
     is_key: bool
     time_90k: int
     chunk_index: int
-    packet: av.Packet | None = None
-    """The same, as a muxer takes it; None of a JPEG."""
+    packet: Any = None
+    """The same as an `av.Packet`; None of a JPEG."""
 
 
 def scale_of(width: int, height: int) -> int:

@@ -1,4 +1,4 @@
-"""A viewer over WebRTC gets the packets of a rendition as they are: nothing is encoded for it alone.
+"""A viewer over WebRTC gets the packets of a rendition as they are: none is encoded for it alone.
 
 The handshake is WHEP's: the viewer offers, the answer has all candidates, and its URL ends it.
 """
@@ -7,6 +7,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import av
@@ -90,7 +91,9 @@ class Peers:
             viewer = await self._negotiate(peer, hub, offer)
         except (ValueError, InvalidStateError, AssertionError, IndexError, KeyError) as error:
             await peer.close()
-            raise UserInputError(f"the offer cannot be used ({error}); send an SDP offer") from error
+            raise UserInputError(
+                f"the offer cannot be used ({error}); send an SDP offer"
+            ) from error
         except BaseException:
             await peer.close()
             raise
@@ -114,7 +117,7 @@ class Peers:
             raise UserInputError("the offer has neither H.264 nor VP8; offer one of them")
         viewer = hub.join(codec, asyncio.get_running_loop())
         # A viewer that lost a packet asks for a keyframe; aiortc would ask an encoder of its own.
-        transceiver.sender._send_keyframe = lambda: hub.ask_for_key(codec)
+        setattr(transceiver.sender, "_send_keyframe", partial(hub.ask_for_key, codec))  # noqa: B010
         track.watch(viewer)
         return viewer
 
