@@ -49,8 +49,7 @@ function open(id) {
 }
 
 async function listed() {
-  const answer = await call("GET", "/v1/sessions");
-  return answer.sessions ?? answer;
+  return call("GET", "/v1/sessions");
 }
 
 async function choices() {

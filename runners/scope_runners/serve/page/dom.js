@@ -18,6 +18,9 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** A chunk's index or an epoch; the API has -1 where none is known. */
+export const isKnown = (index) => index !== null && index !== undefined && index >= 0;
+
 export const seconds = (ms) => (ms < 995 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
 export function bytes(count) {

@@ -1,5 +1,5 @@
-/** Invariant: every event of a session is given once and in order, over any number of connections: a new
- *  connection asks for what came after the last `seq` given. Silence is a lost connection too. */
+/** Invariant: no receipt is missed over any number of connections: a new one asks for what came after the newest
+ *  `seq` heard. One may be told twice, and says the same then. Silence is a lost connection too. */
 import { socketAddress, sessionPath } from "./api.js";
 import { Backoff } from "./backoff.js";
 
@@ -32,10 +32,7 @@ export class EventLink {
       this.backoff.reset();
       this.linked();
     }
-    const kept = event.type !== "state" && event.type !== "stats"; // those two say what is, not what happened
-    if (!kept) this.seq = Math.min(this.seq, event.seq ?? this.seq); // lower: the server numbers anew
-    else if (event.seq <= this.seq) return;
-    else this.seq = event.seq;
+    if (event.seq > this.seq) this.seq = event.seq;
     this.heard(event);
   }
 

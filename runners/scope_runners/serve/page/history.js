@@ -1,8 +1,9 @@
 /** Invariant: one line a command id, newest first; a line says the last thing known of its command. */
-import { byId, make, seconds, setText } from "./dom.js";
+import { byId, isKnown, make, seconds, setText } from "./dom.js";
 
 const MOST_LINES = 200;
 
+const HERE = new Set(["pause", "resume", "record_start", "record_stop"]); // obeyed by the server, without a picture of their own
 const FINAL = new Set(["refused", "superseded"]);
 
 /** What a command asked for, in a few words. */
@@ -15,22 +16,21 @@ export function asked({ kind, fields = {} }) {
     case "rewind": return `rewind to chunk ${fields.chunk_index}`;
     case "record_start": return "recording started";
     case "record_stop": return "recording stopped";
-    case "schedule": return `timeline of ${fields.entries?.length ?? 0}`;
     default: return kind;
   }
 }
 
 /** What became of it: one short sentence. */
 export function became(receipt) {
-  const { state, chunk_index: chunk, latency_ms: latency } = receipt;
+  const { state, chunk_index: chunk, at_chunk: planned, latency_ms: latency } = receipt;
   if (state === "sending") return "waits for the server";
-  if (state === "refused") return receipt.error ?? "refused";
+  if (state === "refused") return receipt.error || "refused";
   if (state === "superseded") return "replaced by a newer one";
-  const shown = latency !== null && latency !== undefined;
-  const at = chunk === null || chunk === undefined ? null : `chunk ${chunk}`;
-  if (shown) return at ? `${at}, on screen after ${seconds(latency)}` : `on screen after ${seconds(latency)}`;
-  if (at) return `takes effect at ${at}`;
-  return state === "applied" ? "done" : "accepted";
+  if (state === "pending") return isKnown(planned) ? `scheduled for chunk ${planned}` : "accepted";
+  if (HERE.has(receipt.kind)) return `at chunk ${chunk}`;
+  if (latency === null || latency === undefined) return `takes effect at chunk ${chunk}`;
+  // A scheduled one was not meant to be quick.
+  return isKnown(planned) ? `chunk ${chunk}, on screen` : `chunk ${chunk}, on screen after ${seconds(latency)}`;
 }
 
 export class History {

@@ -65,13 +65,11 @@ export function showRanks(ranks) {
   });
 }
 
-/** The recordings of a session, each to download; the one under way is named. */
-export function showRecordings(recordings, current, address) {
-  const names = (recordings ?? []).map((entry) => (typeof entry === "string" ? { name: entry } : entry));
-  byId("recordings-part").hidden = !names.length;
-  const lines = names.toReversed().map(({ name, num_frames: frames }) => {
-    const note = name === current ? "recording" : frames ? `${frames} frames` : "";
-    return make("li", {}, make("a", { href: address(name), download: name, textContent: name }), make("span", { className: "quiet" }, note));
-  });
+/** The recordings of a session, each to download; one under way is named so. */
+export function showRecordings(recordings, address) {
+  byId("recordings-part").hidden = !recordings.length;
+  const lines = recordings.toReversed().map(({ name, bytes: size, under_way: runs }) =>
+    make("li", {}, make("a", { href: address(name), download: `${name}.mp4`, textContent: name }),
+      make("span", { className: "quiet" }, runs ? "recording" : bytes(size))));
   byId("recordings").replaceChildren(...lines);
 }

@@ -122,7 +122,7 @@ export class Player {
     this.showing = false;
     if (this.asked !== undefined) this.video.cancelVideoFrameCallback?.(this.asked);
     this.video.ontimeupdate = null;
-    transport?.stop();
+    transport?.stop(this.urls !== null);
     this.lay(this.still);
   }
 

@@ -1,7 +1,7 @@
 /** Invariant: everything the page shows of a session comes from that session's events; one object holds it all,
  *  and `close` leaves nothing of it running. */
 import { call, newId, Refused, sessionPath } from "./api.js";
-import { byId, setText } from "./dom.js";
+import { byId, isKnown, setText } from "./dom.js";
 import { EventLink } from "./events.js";
 import { became } from "./history.js";
 import { showRanks, showRecordings } from "./measures.js";
@@ -12,7 +12,10 @@ const STATES = {
   degraded: "Degraded", stopped: "Stopped", failed: "Failed", stopping: "Stopping",
 };
 const ENDED = new Set(["stopped", "failed"]);
+const FLOWING = new Set(["live", "degraded"]);
 const PLAYABLE = new Set(["live", "paused", "recovering", "degraded"]);
+
+const keyOf = ({ first_chunk, last_chunk, reason }) => `${first_chunk} ${last_chunk} ${reason}`;
 
 /** What a state's banner says; null where none is needed. */
 function told(state, detail) {
@@ -31,7 +34,7 @@ function told(state, detail) {
 export class SessionPage {
   /** `parts`: player, banners, history, strip, measures; `gone(id, error)` where the server has no such session. */
   constructor(id, parts, { gone, again }) {
-    Object.assign(this, { id, ...parts, gone, again, view: null, viewSeq: 0, watched: null, leaseTimer: 0, closed: false });
+    Object.assign(this, { id, ...parts, gone, again, view: null, toldRetractions: null, watched: null, leaseTimer: 0, closed: false });
     this.outbox = new Outbox(id, (receipt) => this.receipt(receipt));
     this.link = new EventLink(id, {
       heard: (event) => this.heard(event), linked: () => this.linked(), lost: (code, reason) => this.lost(code, reason),
@@ -50,13 +53,11 @@ export class SessionPage {
 
   heard(event) {
     switch (event.type) {
-      case "state":
-        this.viewSeq = Math.max(this.viewSeq, event.seq ?? 0);
-        return this.state(event.session);
+      case "state": return this.state(event.session);
       case "stats": return this.measures.take(event.stats);
       case "chunk": return this.chunk(event);
       case "receipt": return this.receipt(event.receipt);
-      case "retracted": return this.retracted(event);
+      case "retracted": return this.tellRetracted(event);
       case "recording": return this.recording(event);
       case "rank": return this.rank(event);
       default: return undefined; // a newer server may tell more
@@ -70,7 +71,7 @@ export class SessionPage {
         call("GET", sessionPath(this.id)), call("GET", sessionPath(this.id, "/commands")),
       ]);
       if (this.closed) return;
-      for (const receipt of receipts.commands ?? receipts) this.receipt(receipt);
+      for (const receipt of receipts) this.receipt(receipt);
       this.state(view);
     } catch (error) {
       if (error instanceof Refused && error.status === 404) this.gone(this.id, error);
@@ -104,6 +105,8 @@ export class SessionPage {
     this.controls(view);
     if (PLAYABLE.has(state)) this.player.play({ whep: sessionPath(this.id, "/whep"), fmp4: sessionPath(this.id, "/stream.fmp4"), mjpeg: sessionPath(this.id, "/stream.mjpeg") });
     else this.player.halt();
+    if (!FLOWING.has(state)) this.player.settle();
+    this.lookBack(view.retractions);
     this.lease(view.lease_s);
   }
 
@@ -115,26 +118,24 @@ export class SessionPage {
     byId("recording-chip").hidden = !view.recording;
     setText(byId("recording-name"), view.recording ? `Recording ${view.recording}` : "");
     showRanks(view.ranks);
-    showRecordings(view.recordings, view.recording, (name) => sessionPath(this.id, `/recordings/${encodeURIComponent(name)}`));
+    showRecordings(view.recordings, (name) => sessionPath(this.id, `/recordings/${encodeURIComponent(name)}`));
     const ended = ENDED.has(view.state);
     for (const id of ["pause", "cut", "record", "send", "rewind"]) byId(id).disabled = ended;
   }
 
   chunk(event) {
-    const { seq, chunk_index, cache_epoch } = event;
-    // Chunks from before this page was there come again for the strip; their pictures are gone.
-    const past = this.view !== null && seq <= this.viewSeq && chunk_index < this.view.chunk_index;
-    this.strip.add(event, !past);
-    if (past) return;
-    this.player.due();
-    Object.assign(this.view ?? {}, { chunk_index, cache_epoch });
+    const { chunk_index, cache_epoch } = event;
+    this.strip.add(event);
+    if (this.view === null) return;
+    Object.assign(this.view, { chunk_index, cache_epoch });
+    if (FLOWING.has(this.view.state)) this.player.due();
     byId("chunk").placeholder = String(chunk_index);
     this.chip();
   }
 
   chip() {
     const { chunk_index: chunk, cache_epoch: epoch } = this.view ?? {};
-    const parts = chunk === undefined || chunk === null ? [] : [`chunk ${chunk}`, `epoch ${epoch}`];
+    const parts = !isKnown(chunk) ? [] : [`chunk ${chunk}`, `epoch ${epoch}`];
     setText(byId("mode"), [...parts, this.mode].filter(Boolean).join(" · "));
   }
 
@@ -158,10 +159,23 @@ export class SessionPage {
     setText(place, text[0].toUpperCase() + text.slice(1));
   }
 
-  retracted({ first_chunk: first, last_chunk: last, reason }) {
+  /** What was retracted while this page heard nothing; what was so before it was opened is past. */
+  lookBack(retractions) {
+    const isFirst = this.toldRetractions === null;
+    this.toldRetractions ??= new Set();
+    for (const retraction of retractions) {
+      if (isFirst) this.toldRetractions.add(keyOf(retraction));
+      else this.tellRetracted(retraction);
+    }
+  }
+
+  tellRetracted(retraction) {
+    const { first_chunk: first, last_chunk: last, reason } = retraction;
+    if (this.toldRetractions?.has(keyOf(retraction))) return;
+    this.toldRetractions?.add(keyOf(retraction));
     const chunks = first === last ? `Chunk ${first} was` : `Chunks ${first} to ${last} were`;
     this.strip.retract(first, last);
-    this.banners.set(`retracted ${first}`, `${chunks} retracted: ${reason.replace(/\.$/, "")}.`, { tone: "bad", closable: true });
+    this.banners.set(`retracted ${keyOf(retraction)}`, `${chunks} retracted: ${reason.replace(/\.$/, "")}.`, { tone: "bad", closable: true });
   }
 
   async recording({ state, name, detail, error }) {

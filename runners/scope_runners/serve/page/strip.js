@@ -12,14 +12,13 @@ export class Strip {
     this.place.addEventListener("click", (event) => this.select(event.target.closest("[role=option]")));
   }
 
-  /** A chunk is on screen: it becomes a cell, with its picture where that is `shown` now. */
-  add({ chunk_index: chunk, cache_epoch: epoch, prompt }, shown) {
+  /** A chunk is about to be shown: it becomes a cell. */
+  add({ chunk_index: chunk, cache_epoch: epoch, prompt }) {
     const before = this.cells.at(-1);
     const canvas = make("canvas", { height: CELL_HEIGHT, width: CELL_HEIGHT });
     const cell = make("div", { role: "option", className: "cell", id: `cell-${(this.count += 1)}`, title: `chunk ${chunk}: ${prompt}`,
       "aria-label": `chunk ${chunk}, epoch ${epoch}: ${prompt}`, "aria-selected": "false" }, canvas);
     Object.assign(cell.dataset, { chunk, epoch, prompt });
-    cell.classList.toggle("blank", !shown);
     cell.classList.toggle("cut", before !== undefined && (before.dataset.epoch !== String(epoch) || Number(before.dataset.chunk) >= chunk));
     cell.classList.toggle("turn", before !== undefined && before.dataset.prompt !== prompt);
     this.cells.push(cell);
@@ -27,8 +26,8 @@ export class Strip {
     this.place.append(cell);
     if (this.cells.length > MOST_CELLS) this.cells.shift().remove();
     if (atEnd) this.place.scrollLeft = this.place.scrollWidth;
-    // The first frame of the chunk is still on its way to this browser.
-    if (shown) setTimeout(() => this.draw(canvas), 250);
+    // The chunk is there; its first frames are still on their way to this browser.
+    setTimeout(() => this.draw(canvas), 400);
   }
 
   draw(canvas) {

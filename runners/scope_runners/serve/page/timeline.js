@@ -4,7 +4,7 @@ import { byId, make, setText } from "./dom.js";
 
 const KEPT_AS = "scope-rt timeline";
 const MOST_ENTRIES = 64;
-const NEW = { in_chunks: 8, text: "", change: "now", chunks: 4 };
+const NEW = { text: "", change: "now", chunks: 4 };
 
 /** The entries of a file or of the browser's storage; throws one sentence. */
 function checked(value) {
@@ -20,7 +20,7 @@ function checked(value) {
 }
 
 export class Timeline {
-  /** `give(command)` sends a command; `soft()` is the transition now set by the prompt box. */
+  /** `give(command)` sends a command; an entry is a prompt command but for its kind; `soft()` is the transition now set by the prompt box. */
   constructor({ give, soft }) {
     Object.assign(this, { give, soft, list: byId("timeline"), note: byId("timeline-note"), entries: [] });
     byId("timeline-add").onclick = () => this.add();
@@ -63,8 +63,8 @@ export class Timeline {
   run() {
     const entries = this.written();
     if (!entries.length) return this.say("Add a prompt first.");
-    this.give({ kind: "schedule", entries });
-    this.say(`${entries.length} ${entries.length === 1 ? "prompt" : "prompts"} scheduled; the chunks count from now.`);
+    for (const entry of entries) this.give({ kind: "prompt", ...entry });
+    this.say(`${entries.length} ${entries.length === 1 ? "prompt" : "prompts"} given; the chunks count from now.`);
   }
 
   save() {

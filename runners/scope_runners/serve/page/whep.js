@@ -54,16 +54,21 @@ export class WebRtcTransport {
     if (!this.ended) this.failed(reason);
   }
 
-  forget() {
-    if (this.resource) fetch(this.resource, { method: "DELETE", keepalive: true }).catch(() => {});
+  /** Ends it at the server, and then here: a closed peer would be gone there before it is asked to go. */
+  async forget() {
+    const { resource } = this;
     this.resource = null;
+    const told = resource && fetch(resource, { method: "DELETE", keepalive: true }).catch(() => {});
+    await Promise.race([told, pause(1000)]);
+    this.peer?.close();
   }
 
-  stop() {
+  /** `isServerThere`: whether there is anyone to tell. */
+  stop(isServerThere) {
     this.ended = true;
     clearTimeout(this.lost);
-    this.peer?.close();
     this.element.srcObject = null;
+    if (!isServerThere) this.resource = null;
     this.forget();
   }
 }
