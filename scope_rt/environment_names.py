@@ -10,7 +10,9 @@ LOG_LEVEL = "SCOPE_LOG_LEVEL"
 """Read where a command sets up its log, and no part of a stream's configuration."""
 SECRET, SECRET_FILE = "SCOPE_STREAM_SECRET", "SCOPE_STREAM_SECRET_FILE"
 """Read with what the launcher says, and no part of a configuration: that is compared and logged."""
-PER_PROCESS_VARIABLES = frozenset({LOG_LEVEL, SECRET, SECRET_FILE})
+SERVE_TOKEN = "SCOPE_SERVE_TOKEN"
+"""Read by `scope-rt serve` and `scope-rt top`; ranks are not given it."""
+PER_PROCESS_VARIABLES = frozenset({LOG_LEVEL, SECRET, SECRET_FILE, SERVE_TOKEN})
 BREAK_IT_VARIABLES = ("SCOPE_FAULTS", "SCOPE_DISARM")
 RESTARTS_AFTER_PROGRESS = "SCOPE_RESTARTS_AFTER_PROGRESS"
 AFTER_WRONG, UNSAID = "SCOPE_AFTER_INTEGRITY_ERROR", "unsaid"

@@ -50,6 +50,16 @@ def set_up(
         logger.propagate = False
 
 
+def format_with(formatter: logging.Formatter) -> None:
+    """Write the lines of this process in another form, and those of libraries, from warnings on;
+    `set_up` was called before."""
+    handler = _StderrHandler()
+    handler.setFormatter(formatter)
+    for package in _PACKAGES:
+        logging.getLogger(package).handlers = [handler]
+    logging.getLogger().addHandler(handler)
+
+
 def _formatter() -> "LineFormatter":
     for handler in logging.getLogger(_PACKAGES[0]).handlers:
         if isinstance(handler.formatter, LineFormatter):

@@ -134,6 +134,15 @@ def _open_runbook(
     return lambda parsed, argv: run_runbook(parsed)
 
 
+def _open_top(
+    parser: argparse.ArgumentParser,
+) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+    from scope_runners.top import add_top_arguments, run_top
+
+    add_top_arguments(parser)
+    return lambda parsed, argv: run_top(parsed)
+
+
 COMMANDS = {
     "stream": Command("make a video from a prompt", _open_stream),
     "serve": Command("show a live stream in the browser, and steer it", _open_serve),
@@ -143,6 +152,7 @@ COMMANDS = {
     "model": Command("say what a model folder is, and whether it holds what it did", _open_model),
     "plan-memory": Command("say what a rank needs, and what to change", _open_plan_memory),
     "break-it": Command("inject faults into real ranks and see them caught", _open_break_it),
+    "top": Command("show the sessions of a server in this terminal", _open_top),
     "runbook": Command("show what an error's `see runbooks/...` points to", _open_runbook),
 }
 

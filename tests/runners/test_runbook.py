@@ -51,14 +51,22 @@ def test_all_pages_are_listed_with_their_titles(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "name", ["hung", "../README", "", "hang/", "guides/", "WireError", "Callable"]
+    ("name", "nearest"),
+    [
+        ("hung", ", the nearest is hang"),
+        ("../README", ""),
+        ("", ""),
+        ("hang/", ", the nearest is hang"),
+        ("guides/", ", the nearest is guides/serving"),
+        ("WireError", ""),
+        ("Callable", ""),
+    ],
 )
 def test_an_unknown_page_is_refused_with_the_names_of_all(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, nearest: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["runbook", name]) == 2
     error = capsys.readouterr().err
-    nearest = ", the nearest is hang" if name in ("hung", "hang/") else ""
     said = f"scope-rt: no runbook is called {name!r}{nearest}; there are bring-up, "
     assert error.startswith(said)
 

@@ -18,11 +18,13 @@ from starlette.websockets import WebSocketDisconnect
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.version import __version__
 from scope_runners.serve.commands import MOST_PROMPT, AnyCommand, posted
+from scope_runners.serve.health import health_router
 from scope_runners.serve.media import mjpeg
 from scope_runners.serve.media.encoder import Codec
 from scope_runners.serve.media.hub import MediaHub, TooManyViewersError
 from scope_runners.serve.media.recording import recording_file
 from scope_runners.serve.media.webrtc import Peers
+from scope_runners.serve.metrics import ServerMetrics, metrics_router
 from scope_runners.serve.receipts import Receipt
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.sessions import Sessions, TooManySessionsError
@@ -118,6 +120,8 @@ def create_app(sessions: Sessions, *, on_end: Callable[[], None] = lambda: None)
     _add_sessions(app, api)
     _add_commands(app, api)
     _add_streams(app, api)
+    app.include_router(health_router(sessions.all))
+    app.include_router(metrics_router(ServerMetrics(sessions.all)))
     app.mount("/static", StaticFiles(directory=_PAGE), name="static")
 
     @app.get("/", include_in_schema=False)

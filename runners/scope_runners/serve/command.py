@@ -12,13 +12,13 @@ from typing import Any
 from scope_contracts.errors import UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.config_values import Bounds
-from scope_runners import logs
+from scope_rt.environment_names import SERVE_TOKEN
 from scope_runners.arguments import positive
+from scope_runners.serve.json_lines import FORMATS, set_up_server_log
 from scope_runners.serve.pacing import PaceRules
 from scope_runners.serve.settings import IceServer, ServeSettings
 
 DEFAULT_PROMPT = "a red circle and a blue square, medium, on navy"
-TOKEN = "SCOPE_SERVE_TOKEN"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _STREAM = (
     "seed",
@@ -41,7 +41,10 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-session", action="store_true", help="start none: clients do, by POST /v1/sessions")
     add("--host", default="127.0.0.1", help="address to listen on; any but loopback needs --token")
     add("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
-    add("--token", help=f"what requests must carry; also {TOKEN}; 'auto' makes and prints one")
+    add(
+        "--token",
+        help=f"what requests must carry; also {SERVE_TOKEN}; 'auto' makes and prints one",
+    )
     add(
         "--origin",
         action="append",
@@ -85,6 +88,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.toml",
         help="settings of streams for whatever is not given here",
     )
+    add("--log-format", choices=FORMATS, default="text", help="of lines on stderr (default text)")
+    add(
+        "--trace",
+        default="",
+        metavar="URL",
+        help="send OpenTelemetry spans there, such as http://127.0.0.1:4318",
+    )
     stream = parser.add_argument_group("of the session that is started at once")
     for name in _STREAM:
         kind = int if name in ("seed", "tp", "height", "width") else str
@@ -93,14 +103,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> ServeSettings:
     """Raises `UserInputError`: a value cannot be used."""
-    token = namespace.token or environ.get(TOKEN, "")
+    token = namespace.token or environ.get(SERVE_TOKEN, "")
     if token == "auto":
         token = secrets.token_urlsafe(24)
         print(f"scope-rt: the token is {token}", file=sys.stderr)
     if namespace.host not in _LOCAL and not token:
         raise UserInputError(
             f"--host {namespace.host}: others could steer this machine; add --token auto, or set "
-            f"{TOKEN}"
+            f"{SERVE_TOKEN}"
         )
     if token and len(token) < 16:
         raise UserInputError("--token: give 16 characters or more, or auto")
@@ -119,6 +129,8 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
         threads=namespace.threads,
         pace=PaceRules(lead_chunks=namespace.lead),
         ice_servers=tuple(map(_ice_server, namespace.ice)),
+        log_format=namespace.log_format,
+        trace=namespace.trace,
     )
 
 
@@ -137,7 +149,7 @@ def run_serve(namespace: argparse.Namespace) -> int:
     Raises:
         UserInputError: it cannot be served so; nothing was started.
     """
-    logs.set_up(source="server", stream="-")
+    set_up_server_log(namespace.log_format)
     settings, stream = settings_of(namespace, os.environ), stream_settings(namespace)
     try:
         from scope_runners.serve.server import serve

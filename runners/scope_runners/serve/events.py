@@ -3,7 +3,7 @@ holds up a session."""
 
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Event = Mapping[str, Any]
@@ -41,9 +41,12 @@ class Listener:
 class EventLog:
     """The events of one session; `seq` rises by one with each, also over restarts of the server."""
 
-    def __init__(self, *, first_seq: int = 1) -> None:
+    def __init__(
+        self, *, first_seq: int = 1, observe: Callable[[Event], None] = lambda event: None
+    ) -> None:
+        """`observe` is called with each event, in order; it must not block."""
         self._lock = threading.Lock()
-        self._next_seq = first_seq
+        self._next_seq, self._observe = first_seq, observe
         self._listeners: list[Listener] = []
 
     @property
@@ -58,6 +61,7 @@ class EventLog:
             event = {"seq": seq, "type": kind, **data}
             for listener in self._listeners:
                 listener.put(event)
+            self._observe(event)
         return seq
 
     def join(self, loop: asyncio.AbstractEventLoop) -> Listener:

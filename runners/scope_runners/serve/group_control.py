@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import suppress
 
-from scope_rt.environment_names import SECRET, SECRET_FILE
+from scope_rt.environment_names import SECRET, SECRET_FILE, SERVE_TOKEN
 from scope_rt.file_lock import open_locked
 from scope_runners.serve.session_files import SessionFiles
 
@@ -16,6 +16,8 @@ END_S = 90.0
 """For the chunk that is being made, and the ranks' orderly end."""
 _KILL_S = 10.0
 _LOOK_S = 0.05
+_OWN = (SECRET, SECRET_FILE, SERVE_TOKEN)
+"""No process of a stream is given them."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,7 +43,7 @@ class GroupControl:
 
     def start(self) -> None:
         """Start it in a session of its own: a terminal's Ctrl-C reaches the server alone."""
-        environ = {k: v for k, v in os.environ.items() if k not in (SECRET, SECRET_FILE)}
+        environ = {k: v for k, v in os.environ.items() if k not in _OWN}
         with self._files.group_output.open("ab") as output:
             self._process = subprocess.Popen(
                 [

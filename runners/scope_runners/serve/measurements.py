@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from scope_runners.serve.histogram import Histogram, HistogramCounts
+
 _NUM_CHUNKS = 128
 _NUM_LATENCIES = 512
 _RATE_OVER_S = 4.0
@@ -25,6 +27,8 @@ class Measurements:
     cache_fill: float = 0.0
     stage_ms: dict[str, deque[float]] = field(default_factory=dict)
     latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_LATENCIES))
+    _stages: dict[str, Histogram] = field(default_factory=dict)
+    _latency: Histogram = field(default_factory=Histogram)
     _shown_s: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -45,6 +49,7 @@ class Measurements:
             self.cache_epoch, self.cache_fill = cache_epoch, cache_fill
             for stage, ms in stage_ms:
                 self.stage_ms.setdefault(stage, deque(maxlen=_NUM_CHUNKS)).append(ms)
+                self._stages.setdefault(stage, Histogram()).observe(ms / 1e3)
 
     def frame(self, now_s: float) -> None:
         """A frame was shown."""
@@ -55,12 +60,23 @@ class Measurements:
         """A command was on screen so long after its post."""
         with self._lock:
             self.latency_ms.append(ms)
+            self._latency.observe(ms / 1e3)
 
     def frames_per_s(self, now_s: float) -> float:
         """Shown of late."""
         with self._lock:
             recent = [each for each in self._shown_s if each > now_s - _RATE_OVER_S]
         return len(recent) / _RATE_OVER_S
+
+    def stage_histograms(self) -> dict[str, HistogramCounts]:
+        """Seconds that chunks spent in each stage, since this was made."""
+        with self._lock:
+            return {stage: histogram.counts() for stage, histogram in self._stages.items()}
+
+    def latency_histogram(self) -> HistogramCounts:
+        """Seconds from a command's post to its first picture, since this was made."""
+        with self._lock:
+            return self._latency.counts()
 
     def told(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -2,15 +2,19 @@
 
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from scope_contracts.errors import UserInputError
 from scope_runners.serve.api import create_app
+from scope_runners.serve.events import Event
+from scope_runners.serve.session_log import log_event
 from scope_runners.serve.sessions import Sessions
 from scope_runners.serve.settings import ServeSettings
+from scope_runners.serve.tracing import Tracing, open_tracing
 
 _KEEP_ALIVE_S = 15
 _END_S = 5
@@ -23,8 +27,9 @@ def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, A
         UserInputError: the address is taken, or a session cannot be started.
     """
     listener = _listening(settings)
-    sessions = Sessions(settings)
-    app = create_app(sessions)
+    tracing = open_tracing(settings.trace) if settings.trace else None
+    sessions = Sessions(settings, observe=_observer(tracing))
+    app = create_app(sessions, on_end=tracing.close if tracing is not None else lambda: None)
     sessions.restore()
     if prompt is not None and not sessions.all():
         sessions.create(prompt, stream, lease_s=0.0)
@@ -33,7 +38,9 @@ def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, A
     print(f"scope-rt: http://{host}:{port}/{query}", file=sys.stderr, flush=True)
     config = uvicorn.Config(
         app,
+        log_config=None if settings.log_format == "json" else LOGGING_CONFIG,
         log_level="warning",
+        access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_END_S,
         h11_max_incomplete_event_size=2**16,
@@ -43,6 +50,15 @@ def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, A
     server = uvicorn.Server(config)
     server.run(sockets=[listener])
     return 0
+
+
+def _observer(tracing: Tracing | None) -> Callable[[str, Event], None]:
+    def observe(session_id: str, event: Event) -> None:
+        log_event(session_id, event)
+        if tracing is not None:
+            tracing.observe(session_id, event)
+
+    return observe
 
 
 def _listening(settings: ServeSettings) -> socket.socket:

@@ -11,7 +11,6 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from typing import Any
 
@@ -20,8 +19,9 @@ import numpy as np
 from scope_contracts.errors import LinkError, UserInputError
 from scope_contracts.retraction import Retraction
 from scope_rt.record.runs import Runs
-from scope_runners.serve.events import EventLog
+from scope_runners.serve.events import Event, EventLog
 from scope_runners.serve.group_control import GroupControl
+from scope_runners.serve.histogram import HistogramCounts
 from scope_runners.serve.journal import Journal, read_journal, rewrite
 from scope_runners.serve.measurements import Measurements
 from scope_runners.serve.media.frame import PlayedFrame
@@ -47,25 +47,12 @@ from scope_runners.serve.playout import Arrived, Playout, Timeline
 from scope_runners.serve.receipt_book import ReceiptBook
 from scope_runners.serve.receipts import OF_RANK0, Receipt, command_of
 from scope_runners.serve.session_files import SessionFiles, StreamJob
+from scope_runners.serve.session_states import SessionState
 from scope_runners.serve.settings import ServeSettings
 from scope_runners.serve.wire import Connection
 
 _IDLE_TICK_S = 0.05
 _LOG = logging.getLogger(__name__)
-
-
-class SessionState(StrEnum):
-    """What a person is told of a session."""
-
-    STARTING = "starting"
-    LIVE = "live"
-    PAUSED = "paused"
-    RECOVERING = "recovering"
-    """A rank was lost; the stream goes on by itself."""
-    DEGRADED = "degraded"
-    """Slower than its own frames a second."""
-    STOPPED = "stopped"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +76,11 @@ class LiveSession:
         files: SessionFiles,
         settings: ServeSettings,
         *,
+        observe: Callable[[str, Event], None] = lambda session_id, event: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Reads what an earlier server left of it; starts nothing.
+        """Reads what an earlier server left of it; starts nothing. `observe` is called with each
+        event and must not block.
 
         Raises:
             UserInputError: its journal is damaged.
@@ -102,7 +91,7 @@ class LiveSession:
         self.taken = Runs()
         self._retractions: list[Retraction] = []
         first_seq = int(time.time() * 1000)
-        self.events = EventLog(first_seq=first_seq)
+        self.events = EventLog(first_seq=first_seq, observe=lambda event: observe(record.id, event))
         facts = list(read_journal(files.journal)) if files.journal.exists() else []
         restored = [fact for fact in facts if fact["fact"] == "receipt"]
         self._paused = any(fact["fact"] == "paused" and fact["is_paused"] for fact in facts[-64:])
@@ -199,6 +188,14 @@ class LiveSession:
             "drops": drops,
             **media,
         }
+
+    def stage_histograms(self) -> Mapping[str, HistogramCounts]:
+        """Seconds that chunks spent in each stage."""
+        return self.measured.stage_histograms()
+
+    def latency_histogram(self) -> HistogramCounts:
+        """Seconds from a command's post to its first picture."""
+        return self.measured.latency_histogram()
 
     @property
     def state(self) -> SessionState:
@@ -493,6 +490,7 @@ class LiveSession:
             prompt=header.prompt,
             num_frames=header.num_frames,
             recomputed=header.recomputed,
+            stage_ms=dict(header.stage_ms),
             media_time_s=playout.timeline.num_shown / ready.fps,
         )
         self._look_at_speed(playout)

@@ -9,16 +9,18 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scope_contracts.errors import LinkError, ScopeError, UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.file_lock import open_locked
+from scope_runners.serve.events import Event
 from scope_runners.serve.messages import CommandKind, Hello, Role
-from scope_runners.serve.session import LiveSession, SessionRecord, SessionState
+from scope_runners.serve.session import LiveSession, SessionRecord
 from scope_runners.serve.session_files import SessionFiles, StreamJob
 from scope_runners.serve.session_record import read_record, write_record
+from scope_runners.serve.session_states import SessionState
 from scope_runners.serve.settings import ServeSettings
 from scope_runners.serve.wire import Connection, socket_path
 
@@ -36,13 +38,18 @@ class TooManySessionsError(ScopeError):
 class Sessions:
     """Any thread may use it. Made by the one server of its folder."""
 
-    def __init__(self, settings: ServeSettings) -> None:
-        """Takes the folder.
+    def __init__(
+        self,
+        settings: ServeSettings,
+        *,
+        observe: Callable[[str, Event], None] = lambda session_id, event: None,
+    ) -> None:
+        """Takes the folder. `observe` is called with every event of every session, and its id.
 
         Raises:
             UserInputError: another server serves it, or it cannot be written.
         """
-        self.settings = settings
+        self.settings, self._observe = settings, observe
         try:
             settings.sessions.mkdir(parents=True, exist_ok=True)
             self._folder_lock = open_locked(settings.folder / "server.lock")
@@ -189,7 +196,7 @@ class Sessions:
         return record, files
 
     def _open(self, record: SessionRecord, files: SessionFiles) -> LiveSession:
-        session = LiveSession(record, files, self.settings)
+        session = LiveSession(record, files, self.settings, observe=self._observe)
         with self._lock:
             self._sessions[record.id] = session
         session.start(

@@ -44,6 +44,8 @@ class ServeSettings:
     max_body_bytes: int = 2**20
     max_upload_bytes: int = 2**28
     log_format: str = "text"
+    trace: str = ""
+    """Where spans are sent by OTLP over HTTP; "" is nowhere."""
     publish: tuple[str, ...] = field(default=())
     """Where the session that is started at once is published."""
 
