@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -26,24 +27,35 @@ def plays_on(watched: Watched) -> None:
     assert watched.page.evaluate("window.neverReloaded")
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_two_browsers_are_told_of_a_killed_rank_and_play_on(
-    open_page: OpenPage, served: Served, rank: int
+def test_two_browsers_are_told_of_a_lost_rank_and_play_on(
+    open_page: OpenPage,
+    served: Served,
+    rank: int,
+    how: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    colour = "green" if rank == 0 else "blue"
     pages = [open_page(), open_page()]
     for watched in pages:
         watched.until_it_plays()
         mark(watched)
-    os.kill(served.rank_pid(rank), signal.SIGKILL)
+    os.kill(served.rank_pid(rank), how)
+    lost_at_s = time.monotonic()
     for watched in pages:
         watched.until("word of the loss", lambda w=watched: "Recovering" in w.text("#state"))  # type: ignore[misc]
         assert watched.picture().max() > 0  # the last picture stays
-    pages[0].send("a green square, slow, on black")
+    told_s = time.monotonic() - lost_at_s
+    pages[0].send(f"a {colour} square, slow, on black")
     for watched in pages:
         plays_on(watched)
-        watched.until("green", lambda w=watched: w.share_of("green") > 0.02)  # type: ignore[misc]
+        after_s = time.monotonic() - lost_at_s
+        watched.until(colour, lambda w=watched: w.share_of(colour) > 0.02)  # type: ignore[misc]
         assert not watched.page.is_visible(".banner[data-cause=state]")
     pages[0].until_shown()
+    with capsys.disabled():
+        print(f"\nrank {rank} {how.name}: told {told_s:.1f} s, plays {after_s:.1f} s")  # noqa: T201
     assert pages[0].complaints + pages[1].complaints == []
 
 
@@ -57,14 +69,14 @@ def test_a_page_outlives_the_server_and_gives_the_prompt_typed_meanwhile(
     served.kill()
     watched.until("word of the loss", lambda: "does not answer" in watched.text("#banners"))
     assert watched.picture().max() > 0
-    watched.send("a blue square, slow, on black")
+    watched.send("a blue triangle, slow, on black")
     watched.until("waiting", lambda: "aits for the server" in watched.text("#receipt"))
     served.start()
     assert before <= {session["id"] for session in served.sessions()}
     plays_on(watched)
     watched.until("blue", lambda: watched.share_of("blue") > 0.02)
     watched.until_shown()
-    assert watched.page.locator("#history li", has_text="a blue square").count() == 1
+    assert watched.page.locator("#history li", has_text="a blue triangle").count() == 1
 
 
 def test_a_lost_webrtc_connection_is_made_again(open_page: OpenPage, served: Served) -> None:

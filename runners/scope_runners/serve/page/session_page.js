@@ -100,6 +100,8 @@ export class SessionPage {
     const action = ended ? { name: "Start another", run: () => this.again() } : null;
     this.banners.set("state", null);
     this.banners.set("state", told(state, detail), { tone: ended ? "bad" : state === "starting" ? "quiet" : "warn", action });
+    const broken = view.broken_on_purpose ? `Broken on purpose: ${view.broken_on_purpose}.` : null;
+    this.banners.set("broken", broken, { tone: "warn" });
     if (width && height) byId("stage").style.setProperty("--aspect", `${width} / ${height}`);
     this.measures.setGoal(fps ?? null);
     this.controls(view);

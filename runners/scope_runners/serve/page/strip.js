@@ -2,32 +2,37 @@
 import { byId, make } from "./dom.js";
 
 const MOST_CELLS = 160;
+const SHOWN_AFTER_MS = 400;
 const CELL_HEIGHT = 48; // pixels of the picture; the page scales it down
 
 export class Strip {
   /** `chosen(chunkIndex)`; `picture()` is the element that shows the stream now. */
   constructor({ chosen, picture }) {
-    Object.assign(this, { place: byId("strip"), chosen, picture, cells: [], selected: null, count: 0 });
+    Object.assign(this, { place: byId("strip"), chosen, picture, cells: [], selected: null, count: 0, at: 0 });
     this.place.addEventListener("keydown", (event) => this.key(event));
     this.place.addEventListener("click", (event) => this.select(event.target.closest("[role=option]")));
   }
 
-  /** A chunk is about to be shown: it becomes a cell. */
-  add({ chunk_index: chunk, cache_epoch: epoch, prompt }) {
-    const before = this.cells.at(-1);
+  /** A chunk has come; its first frames are still on their way to this browser. */
+  add(chunk) {
+    const { at } = this;
+    setTimeout(() => at === this.at && this.append(chunk), SHOWN_AFTER_MS);
+  }
+
+  append({ chunk_index: chunk, cache_epoch: epoch, prompt }) {
+    const before = this.cells.at(-1)?.dataset;
     const canvas = make("canvas", { height: CELL_HEIGHT, width: CELL_HEIGHT });
     const cell = make("div", { role: "option", className: "cell", id: `cell-${(this.count += 1)}`, title: `chunk ${chunk}: ${prompt}`,
       "aria-label": `chunk ${chunk}, epoch ${epoch}: ${prompt}`, "aria-selected": "false" }, canvas);
     Object.assign(cell.dataset, { chunk, epoch, prompt });
-    cell.classList.toggle("cut", before !== undefined && (before.dataset.epoch !== String(epoch) || Number(before.dataset.chunk) >= chunk));
-    cell.classList.toggle("turn", before !== undefined && before.dataset.prompt !== prompt);
+    cell.classList.toggle("cut", before !== undefined && (before.epoch !== String(epoch) || Number(before.chunk) >= chunk));
+    cell.classList.toggle("turn", before !== undefined && before.prompt !== prompt);
+    this.draw(canvas);
     this.cells.push(cell);
     const atEnd = this.place.scrollLeft + this.place.clientWidth > this.place.scrollWidth - 120;
     this.place.append(cell);
     if (this.cells.length > MOST_CELLS) this.cells.shift().remove();
     if (atEnd) this.place.scrollLeft = this.place.scrollWidth;
-    // The chunk is there; its first frames are still on their way to this browser.
-    setTimeout(() => this.draw(canvas), 400);
   }
 
   draw(canvas) {
@@ -64,6 +69,7 @@ export class Strip {
   }
 
   clear() {
+    this.at += 1; // what is under way is of another session
     this.cells = [];
     this.selected = null;
     this.place.replaceChildren();
