@@ -16,6 +16,7 @@ from scope_rt.environment_names import SERVE_TOKEN
 from scope_runners.arguments import positive
 from scope_runners.serve.json_lines import FORMATS, set_up_server_log
 from scope_runners.serve.pacing import PaceRules
+from scope_runners.serve.reconnect import ORPHAN_S
 from scope_runners.serve.settings import IceServer, ServeSettings
 
 DEFAULT_PROMPT = "a red circle and a blue square, medium, on navy"
@@ -81,6 +82,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL[,USER,SECRET]",
         help="a STUN or TURN server, such as stun:stun.example.org:3478; may be repeated",
     )
+    add(
+        "--orphan-timeout",
+        type=float,
+        default=ORPHAN_S,
+        metavar="SECONDS",
+        help=f"how long ranks wait for a server that was killed (default {ORPHAN_S:g})",
+    )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add(
         "--config",
@@ -116,6 +124,7 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
         raise UserInputError("--token: give 16 characters or more, or auto")
     Bounds(least=0, most=65535).check("--port", namespace.port)
     Bounds(least=0, most=10**9).check("--lease", namespace.lease)
+    Bounds(least=1, most=10**6).check("--orphan-timeout", namespace.orphan_timeout)
     Bounds(above=0, most=100).check("--lead", namespace.lead)
     return ServeSettings(
         folder=namespace.folder,
@@ -126,6 +135,7 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
         max_sessions=namespace.max_sessions,
         max_viewers=namespace.max_viewers,
         lease_s=namespace.lease,
+        orphan_s=namespace.orphan_timeout,
         threads=namespace.threads,
         pace=PaceRules(lead_chunks=namespace.lead),
         ice_servers=tuple(map(_ice_server, namespace.ice)),

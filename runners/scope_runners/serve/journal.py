@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def read_journal(path: Path) -> Iterator[Fact]:
         yield fact
 
 
-def rewrite(path: Path, facts: list[Fact]) -> None:
+def rewrite(path: Path, facts: Sequence[Fact]) -> None:
     """Replace a file by one that says only what still matters."""
     with replacing(path, suffixes=(path.suffix,)) as partial:
         partial.write_bytes(b"".join(map(_line, facts)))

@@ -1,8 +1,10 @@
 """One process serves: it holds no model and no weights, so that no crash of a rank is its own."""
 
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -18,6 +20,7 @@ from scope_runners.serve.tracing import Tracing, open_tracing
 
 _KEEP_ALIVE_S = 15
 _END_S = 5
+_BACKLOG = 128
 
 
 def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, Any]) -> int:
@@ -30,7 +33,7 @@ def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, A
     tracing = open_tracing(settings.trace) if settings.trace else None
     sessions = Sessions(settings, observe=_observer(tracing))
     app = create_app(sessions, on_end=tracing.close if tracing is not None else lambda: None)
-    sessions.restore()
+    sessions.open()
     if prompt is not None and not sessions.all():
         sessions.create(prompt, stream, lease_s=0.0)
     host, port = listener.getsockname()[:2]
@@ -47,8 +50,9 @@ def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, A
         ws_max_size=2**16,
         server_header=False,
     )
-    server = uvicorn.Server(config)
-    server.run(sockets=[listener])
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _ended)  # uvicorn raises what it obeyed once more at its end
+    uvicorn.Server(config).run(sockets=[listener])
     return 0
 
 
@@ -61,12 +65,16 @@ def _observer(tracing: Tracing | None) -> Callable[[str, Event], None]:
     return observe
 
 
+def _ended(signum: int, frame: FrameType | None) -> None: ...
+
+
 def _listening(settings: ServeSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)  # who reads the address below may connect at once
     except OSError as error:
         listener.close()
         raise UserInputError(

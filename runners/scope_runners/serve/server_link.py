@@ -264,8 +264,9 @@ class ServerLink:
         try:
             ack = receipt.wait(0)
         except ScopeError as error:
-            if self._has_ended:
-                return  # not taken: whoever resumes the stream takes it
+            cause = error.__cause__
+            if type(cause) is ScopeError or isinstance(cause, LinkError):
+                return  # not taken by a stream that ends: whoever resumes it takes it
             self._answer(Outcome(command_id=name, error=str(error)))
             return
         assert ack is not None, "called once it is answered"

@@ -70,11 +70,10 @@ class Sessions:
         self._listener.bind(str(self._socket_path))
         os.chmod(self._socket_path, 0o600)
         self._listener.listen(64)
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
-        threading.Thread(target=self._look, name="leases", daemon=True).start()
 
-    def restore(self) -> None:
-        """Continue what an earlier server left; a session that cannot be is said, and left."""
+    def open(self) -> None:
+        """Continue what an earlier server left, and take the ranks that outlived it; a session that
+        cannot be continued is said, and left."""
         for folder in sorted(self.settings.sessions.iterdir()):
             files = SessionFiles(folder)
             try:
@@ -83,6 +82,8 @@ class Sessions:
                     self._open(record, files)
             except (UserInputError, OSError) as error:
                 _LOG.error("the session in %s is not continued: %s", folder, error)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        threading.Thread(target=self._look, name="leases", daemon=True).start()
 
     def create(
         self, prompt: str, settings: Mapping[str, Any], *, lease_s: float | None = None
