@@ -32,8 +32,8 @@ export class Measures {
     const size = known(stats.cache_bytes) ? `, ${bytes(stats.cache_bytes)}` : "";
     this.fill.add([stats.cache_fill], percent(stats.cache_fill) + size);
     this.epoch.add([stats.cache_epoch], known(stats.cache_epoch) ? `${stats.cache_epoch}` : "–");
-    const { slow_viewer = 0, hard_cut = 0, late = 0 } = drops;
-    this.drops.add([hard_cut, slow_viewer, late], `${hard_cut} cut, ${slow_viewer} viewer, ${late} late`);
+    const { hard_cut: cut, slow_viewer: viewer, encoder } = drops;
+    this.drops.add([cut, viewer, encoder], `${cut ?? "–"} cut, ${viewer ?? "–"} viewer, ${encoder ?? "–"} encoder`);
     const told = { good: "good", bad: "bad" }[stats.parity] ?? "unknown";
     const lost = [[stats.recoveries, "recovered"], [stats.retracted_chunks, "retracted"]];
     this.parity.add(told, [told, ...lost.filter(([count]) => count).map(([count, name]) => `${count} ${name}`)].join(", "));
