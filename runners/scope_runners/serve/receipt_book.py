@@ -29,11 +29,13 @@ class ReceiptBook:
         self._receipts: dict[str, Receipt] = {}
         self._unshown: dict[str, Receipt] = {}
         """Those that took effect, and whose chunk was not shown yet."""
+        self._newest_prompt = ""
 
     def restore(self, fact: Fact) -> None:
         """A receipt as an earlier server wrote it."""
         receipt = Receipt.from_plain(fact)
         self._receipts[receipt.id] = receipt
+        self._see_prompt(receipt)
 
     @property
     def facts(self) -> list[Fact]:
@@ -48,6 +50,11 @@ class ReceiptBook:
     def get(self, command_id: str) -> Receipt | None:
         """None where no such command is known."""
         return self._receipts.get(command_id)
+
+    @property
+    def newest_prompt(self) -> str:
+        """Of those that took effect; "" where none did."""
+        return self._newest_prompt
 
     def note(
         self,
@@ -132,7 +139,12 @@ class ReceiptBook:
         self._journal.append({"fact": "receipt", **receipt.to_plain()})
         receipt = replace(receipt, seq=self._tell(receipt))
         self._receipts[receipt.id] = receipt
+        self._see_prompt(receipt)
         return receipt
+
+    def _see_prompt(self, receipt: Receipt) -> None:
+        if receipt.kind is CommandKind.PROMPT and receipt.state is ReceiptState.APPLIED:
+            self._newest_prompt = str(receipt.fields["text"])
 
     def _trim(self) -> None:
         answered: Iterable[str] = [k for k, each in self._receipts.items() if not each.is_open]

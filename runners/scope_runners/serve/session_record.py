@@ -1,12 +1,25 @@
 """What a session was made with lies in its folder, until it is deleted."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from scope_contracts.errors import UserInputError
 from scope_rt.output_file import replacing
-from scope_runners.serve.session import SessionRecord
 from scope_runners.serve.session_files import SessionFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecord:
+    """What a session was made with; times in seconds, since the Unix epoch."""
+
+    id: str
+    prompt: str
+    settings: Mapping[str, Any]
+    lease_s: float
+    created_at: float
+    forked_from: str = ""
 
 
 def write_record(files: SessionFiles, record: SessionRecord) -> None:

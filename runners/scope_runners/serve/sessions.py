@@ -17,9 +17,9 @@ from scope_rt.config import StreamConfig
 from scope_rt.file_lock import open_locked
 from scope_runners.serve.events import Event
 from scope_runners.serve.messages import CommandKind, Hello, Role
-from scope_runners.serve.session import LiveSession, SessionRecord
+from scope_runners.serve.session import LiveSession
 from scope_runners.serve.session_files import SessionFiles, StreamJob
-from scope_runners.serve.session_record import read_record, write_record
+from scope_runners.serve.session_record import SessionRecord, read_record, write_record
 from scope_runners.serve.session_states import SessionState
 from scope_runners.serve.settings import ServeSettings
 from scope_runners.serve.wire import Connection, socket_path
