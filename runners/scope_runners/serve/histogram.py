@@ -4,7 +4,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 BOUNDS_S = (
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7),
     *(1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 60.0),
 )
 """From a conversion of pictures to a prompt that waits for ranks to start again."""
