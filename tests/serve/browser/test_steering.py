@@ -101,6 +101,22 @@ def test_charts_move(open_page: OpenPage) -> None:
     assert watched.complaints == []
 
 
+def test_bias_and_seed_are_set_and_answered(open_page: OpenPage) -> None:
+    watched = open_page()
+    watched.until_it_plays()
+    watched.page.focus("#bias")
+    watched.page.keyboard.press("Home")
+    watched.until_shown()
+    assert watched.text("#bias-value") == "0.05"
+    watched.page.fill("#seed", "11")
+    watched.page.press("#seed", "Enter")
+    watched.until("a receipt", lambda: "seed 11" in watched.text("#history li:first-child"))
+    watched.until_shown()
+    watched.page.focus("#bias")
+    watched.page.keyboard.press("End")
+    watched.until("the bias of before", lambda: watched.text("#bias-value") == "1.00")
+
+
 def test_pause_holds_the_picture_and_resume_goes_on(open_page: OpenPage) -> None:
     watched = open_page()
     watched.until_it_plays()

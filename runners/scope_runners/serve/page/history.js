@@ -6,13 +6,16 @@ const MOST_LINES = 200;
 const HERE = new Set(["pause", "resume", "record_start", "record_stop"]); // obeyed by the server, without a picture of their own
 const FINAL = new Set(["refused", "superseded"]);
 
+/** Of a bias or seed command, which its receipt has under the name of its kind. */
+export const valueOf = ({ kind, fields }) => fields[kind] ?? fields.value;
+
 /** What a command asked for, in a few words. */
 export function asked({ kind, fields = {} }) {
   switch (kind) {
     case "prompt": return fields.text ?? "prompt";
     case "hard_cut": return "hard cut";
-    case "bias": return `bias ${fields.value}`;
-    case "seed": return `seed ${fields.value}`;
+    case "bias":
+    case "seed": return `${kind} ${valueOf({ kind, fields })}`;
     case "rewind": return `rewind to chunk ${fields.chunk_index}`;
     case "record_start": return "recording started";
     case "record_stop": return "recording stopped";

@@ -3,7 +3,7 @@
 import { call, newId, Refused, sessionPath } from "./api.js";
 import { byId, isKnown, setText } from "./dom.js";
 import { EventLink } from "./events.js";
-import { became } from "./history.js";
+import { became, valueOf } from "./history.js";
 import { showRanks, showRecordings } from "./measures.js";
 import { Outbox } from "./outbox.js";
 
@@ -151,8 +151,8 @@ export class SessionPage {
     if (this.closed) return;
     const latest = this.history.take(receipt);
     if (latest.kind === "bias" && latest.state === "applied") {
-      byId("bias").value = latest.fields.value;
-      setText(byId("bias-value"), Number(latest.fields.value).toFixed(2));
+      byId("bias").value = valueOf(latest);
+      setText(byId("bias-value"), Number(valueOf(latest)).toFixed(2));
     }
     if (latest.id !== this.watched) return;
     const place = byId("receipt");
