@@ -2,13 +2,12 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from tests.serve.browser.serving import Served, free_port
 from tests.serve.browser.watching import Watched
+from tests.serve.running_server import RunningServer, running_server
 
 # No sandbox: tests run as root in containers. The rest keeps Chromium from asking other hosts.
 FLAGS = [
@@ -37,21 +36,21 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder: Path = tmp_path_factory.mktemp("s")
-    server = Served(folder=folder, port=free_port())
-    server.start()
-    yield server
-    server.end()
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose session is live; the session is the only one so far."""
+    arguments = ["--prompt", "a red circle, slow, on black", "--seed", "7", "--plan", "pp1"]
+    with running_server(tmp_path_factory.mktemp("s"), *arguments, "--max-sessions", "2") as server:
+        server.live()
+        yield server
 
 
 @pytest.fixture
-def open_page(browser: Browser, served: Served) -> Iterator[OpenPage]:
+def open_page(browser: Browser, served: RunningServer) -> Iterator[OpenPage]:
     """Opens pages of the server, and closes them after the test."""
     opened: list[Watched] = []
 
     def open_one(**context: object) -> Watched:
-        opened.append(Watched.open(browser, served.address, **context))
+        opened.append(Watched.open(browser, served.url, **context))
         return opened[-1]
 
     yield open_one

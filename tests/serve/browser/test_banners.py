@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, WebSocketRoute
 
-from tests.serve.browser.serving import Served
 from tests.serve.browser.watching import Watched
+from tests.serve.running_server import RunningServer
 
 pytestmark = pytest.mark.lab
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.lab
 class Told:
     """A page whose events come through here."""
 
-    def __init__(self, browser: Browser, served: Served) -> None:
+    def __init__(self, browser: Browser, served: RunningServer) -> None:
         page = browser.new_context().new_page()
         self._sockets: list[WebSocketRoute] = []
         page.route_web_socket("**/events*", self._open)
         self.watched = Watched(page=page)
-        page.goto(served.address)
+        page.goto(served.url)
         self.watched.until_it_plays()
-        self._session = served.sessions()[0]
+        self._session = served.get("/v1/sessions")[0]
 
     def _open(self, socket: WebSocketRoute) -> None:
         server = socket.connect_to_server()
@@ -54,7 +54,7 @@ def _raw(message: str | bytes) -> bytes:
     ],
 )
 def test_every_state_that_is_not_well_is_told_over_the_last_picture(
-    browser: Browser, served: Served, state: str, detail: str, said: str
+    browser: Browser, served: RunningServer, state: str, detail: str, said: str
 ) -> None:
     told = Told(browser, served)
     watched = told.watched
@@ -68,7 +68,9 @@ def test_every_state_that_is_not_well_is_told_over_the_last_picture(
     watched.close()
 
 
-def test_a_retraction_names_its_chunks_until_it_is_closed(browser: Browser, served: Served) -> None:
+def test_a_retraction_names_its_chunks_until_it_is_closed(
+    browser: Browser, served: RunningServer
+) -> None:
     told = Told(browser, served)
     watched = told.watched
     watched.until("chunks", lambda: watched.page.locator(".cell").count() >= 2)

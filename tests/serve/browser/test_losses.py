@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.serve.browser.conftest import OpenPage
-from tests.serve.browser.serving import Served
 from tests.serve.browser.watching import Watched
+from tests.serve.running_server import RunningServer
 
 pytestmark = pytest.mark.lab
 
@@ -31,7 +31,7 @@ def plays_on(watched: Watched) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_two_browsers_are_told_of_a_lost_rank_and_play_on(
     open_page: OpenPage,
-    served: Served,
+    served: RunningServer,
     rank: int,
     how: signal.Signals,
     capsys: pytest.CaptureFixture[str],
@@ -41,7 +41,8 @@ def test_two_browsers_are_told_of_a_lost_rank_and_play_on(
     for watched in pages:
         watched.until_it_plays()
         mark(watched)
-    os.kill(served.rank_pid(rank), how)
+    ranks = served.session()["ranks"]
+    os.kill(next(each["pid"] for each in ranks if each["rank"] == rank), how)
     lost_at_s = time.monotonic()
     for watched in pages:
         watched.until("word of the loss", lambda w=watched: "Recovering" in w.text("#state"))  # type: ignore[misc]
@@ -60,32 +61,32 @@ def test_two_browsers_are_told_of_a_lost_rank_and_play_on(
 
 
 def test_a_page_outlives_the_server_and_gives_the_prompt_typed_meanwhile(
-    open_page: OpenPage, served: Served
+    open_page: OpenPage, served: RunningServer
 ) -> None:
     watched = open_page()
     watched.until_it_plays()
     mark(watched)
-    before = {session["id"] for session in served.sessions()}
+    before = {session["id"] for session in served.get("/v1/sessions")}
     served.kill()
     watched.until("word of the loss", lambda: "does not answer" in watched.text("#banners"))
     assert watched.picture().max() > 0
     watched.send("a blue triangle, slow, on black")
     watched.until("waiting", lambda: "aits for the server" in watched.text("#receipt"))
     served.start()
-    assert before <= {session["id"] for session in served.sessions()}
+    assert before <= {session["id"] for session in served.get("/v1/sessions")}
     plays_on(watched)
     watched.until("blue", lambda: watched.share_of("blue") > 0.02)
     watched.until_shown()
     assert watched.page.locator("#history li", has_text="a blue triangle").count() == 1
 
 
-def test_a_lost_webrtc_connection_is_made_again(open_page: OpenPage, served: Served) -> None:
+def test_a_lost_webrtc_connection_is_made_again(open_page: OpenPage, served: RunningServer) -> None:
     watched = open_page()
     with watched.page.expect_response("**/whep") as answer:
         watched.page.reload()
     watched.until_it_plays()
     mark(watched)
-    watched.page.request.delete(served.address + answer.value.headers["location"])
+    watched.page.request.delete(served.url + answer.value.headers["location"])
     watched.until("word of it", lambda: not watched.plays())
     assert watched.picture().max() > 0
     plays_on(watched)

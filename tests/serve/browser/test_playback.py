@@ -4,8 +4,8 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.serve.browser.conftest import OpenPage
-from tests.serve.browser.serving import Served
 from tests.serve.browser.watching import Watched
+from tests.serve.running_server import RunningServer
 
 pytestmark = pytest.mark.lab
 
@@ -41,12 +41,12 @@ def test_a_chosen_fallback_plays(open_page: OpenPage, transport: str, name: str)
 
 
 def test_the_page_falls_back_by_itself_where_webrtc_is_refused(
-    browser: Browser, served: Served
+    browser: Browser, served: RunningServer
 ) -> None:
     page = browser.new_context().new_page()
     page.route("**/whep", lambda route: route.abort())
     watched = Watched(page=page)
-    page.goto(served.address)
+    page.goto(served.url)
     watched.until("fragments", lambda: watched.text("#mode").endswith("· fragmented MP4"))
     watched.until_it_moves()
     page.route("**/stream.fmp4", lambda route: route.abort())
@@ -58,13 +58,13 @@ def test_the_page_falls_back_by_itself_where_webrtc_is_refused(
 
 
 def test_the_page_falls_back_by_itself_where_webrtc_is_agreed_and_nothing_arrives(
-    browser: Browser, served: Served
+    browser: Browser, served: RunningServer
 ) -> None:
     page = browser.new_context().new_page()
     # As behind a firewall that drops UDP: the answer is never put to use.
     page.add_init_script("RTCPeerConnection.prototype.setRemoteDescription = async () => {}")
     watched = Watched(page=page)
-    page.goto(served.address)
+    page.goto(served.url)
     watched.until("fragments", lambda: watched.text("#mode").endswith("· fragmented MP4"))
     watched.until_it_moves()
     watched.close()

@@ -1,23 +1,20 @@
 """The page goes from one session to another, and from none to a new one."""
 
-import urllib.request
-
+import httpx
 import pytest
 
 from tests.serve.browser.conftest import OpenPage
-from tests.serve.browser.serving import Served
+from tests.serve.running_server import RunningServer
 
 pytestmark = pytest.mark.lab
 
 
-def delete(served: Served, session_id: str) -> None:
-    address = f"{served.address}/v1/sessions/{session_id}"
-    asked = urllib.request.Request(address, method="DELETE")
-    urllib.request.urlopen(asked, timeout=60).close()
+def delete(served: RunningServer, session_id: str) -> None:
+    httpx.delete(f"{served.url}/v1/sessions/{session_id}", timeout=60).raise_for_status()
 
 
 def test_a_fork_is_opened_and_the_first_session_goes_on(
-    open_page: OpenPage, served: Served
+    open_page: OpenPage, served: RunningServer
 ) -> None:
     watched = open_page()
     watched.until_it_plays()
@@ -35,16 +32,16 @@ def test_a_fork_is_opened_and_the_first_session_goes_on(
     watched.until_it_plays()
     watched.until_it_moves()
     assert watched.complaints == []
-    fork = next(each["id"] for each in served.sessions() if each["forked_from"])
+    fork = next(each["id"] for each in served.get("/v1/sessions") if each["forked_from"])
     delete(served, fork)
 
 
 def test_a_session_that_was_deleted_is_told_and_a_new_one_is_started(
-    open_page: OpenPage, served: Served
+    open_page: OpenPage, served: RunningServer
 ) -> None:
     watched = open_page()
     watched.until_it_plays()
-    for session in served.sessions():
+    for session in served.get("/v1/sessions"):
         delete(served, session["id"])
     watched.until("word of it", lambda: "no longer" in watched.text("#banners"))
     watched.page.click("#banners button")
