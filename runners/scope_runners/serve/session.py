@@ -280,7 +280,7 @@ class LiveSession:
                 if self._rank0 is connection:
                     self._rank0 = self._ready = None
                     self.stage.suspend()
-                    if self._state not in _OVER:
+                    if self._state not in _OVER and not self._is_ending:
                         self._become(SessionState.RECOVERING, "rank 0 is gone; it starts again")
 
     def end(self, why: str) -> None:

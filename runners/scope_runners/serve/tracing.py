@@ -17,15 +17,15 @@ from scope_contracts.errors import UserInputError
 from scope_rt.version import __version__
 from scope_runners.serve.session_states import SessionState
 
-_ENDED_WITHIN_MS = 5000
+_FLUSHED_WITHIN_MS = 5000
 _RUNNING = (SessionState.LIVE, SessionState.PAUSED, SessionState.DEGRADED)
 
 
 class Tracing:
     """Spans of all sessions of one server; `tracer` is OpenTelemetry's."""
 
-    def __init__(self, tracer: Any, *, flush: Callable[[int], object] = lambda ms: None) -> None:
-        self._tracer, self._flush = tracer, flush
+    def __init__(self, tracer: Any, *, end: Callable[[], None] = lambda: None) -> None:
+        self._tracer, self._end = tracer, end
         self._lost_at_ns: dict[str, int] = {}
         """Sessions that recover, since when."""
 
@@ -40,8 +40,8 @@ class Tracing:
                 self._state(session_id, event["session"], time.time_ns())
 
     def close(self) -> None:
-        """Hand over what is not sent yet; blocks 5 s at most."""
-        self._flush(_ENDED_WITHIN_MS)
+        """Hand over what is not sent yet; blocks 10 s at most."""
+        self._end()
 
     def _chunk(self, session_id: str, event: Mapping[str, Any], now_ns: int) -> None:
         stages = {name: round(ms * 1e6) for name, ms in event["stage_ms"].items()}
@@ -122,4 +122,9 @@ def open_tracing(endpoint: str) -> Tracing:
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=5)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return Tracing(provider.get_tracer("scope_runners.serve"), flush=provider.force_flush)
+
+    def end() -> None:
+        provider.force_flush(_FLUSHED_WITHIN_MS)
+        provider.shutdown()
+
+    return Tracing(provider.get_tracer("scope_runners.serve"), end=end)
