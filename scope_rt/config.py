@@ -207,7 +207,7 @@ class StreamConfig:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
     @classmethod
-    def of(cls, model: str | Path = "tiny", **settings: Any) -> Self:
+    def of(cls, model: str | Path = "tiny", /, **settings: Any) -> Self:
         """The configuration with these settings and defaults for all others.
 
         It reads no environment: a `SCOPE_*` variable changes nothing here. `load` reads it.

@@ -3,12 +3,13 @@ what may block is off the event loop."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response, WebSocket
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -17,6 +18,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.version import __version__
+from scope_runners.serve.asked_settings import check_asked
 from scope_runners.serve.commands import MOST_PROMPT, AnyCommand, posted
 from scope_runners.serve.health import health_router
 from scope_runners.serve.media import mjpeg
@@ -25,12 +27,26 @@ from scope_runners.serve.media.hub import MediaHub, TooManyViewersError
 from scope_runners.serve.media.recording import recording_file
 from scope_runners.serve.media.webrtc import Peers
 from scope_runners.serve.metrics import ServerMetrics, metrics_router
+from scope_runners.serve.rates import Rate
 from scope_runners.serve.receipts import Receipt
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.sessions import Sessions, TooManySessionsError
 
 _MOST_WAIT_S = 60.0
 _LOOK_S = 0.02
+_MOST_WAITING = 64
+"""Requests that wait for a command's answer; those beyond are told that it is pending."""
+_PROBLEMS = {
+    400: "The request cannot be read",
+    401: "It lacks the token",
+    403: "Its host or origin is not the server's",
+    404: "There is no such session, command, viewer or recording",
+    409: "Nothing is shown yet",
+    413: "Its body is too large",
+    422: "A value cannot be used",
+    429: "Its client asks too often",
+    503: "The server has as many sessions or viewers as it may",
+}
 _PAGE = Path(__file__).with_name("page")
 _COMMANDS: TypeAdapter[Any] = TypeAdapter(AnyCommand)
 
@@ -56,12 +72,19 @@ class Fork(BaseModel):
     prompt: str | None = Field(None, min_length=1, max_length=MOST_PROMPT)
 
 
+class Problem(BaseModel):
+    """Why a request is refused."""
+
+    detail: str = Field(description="one sentence that names what to change")
+
+
 class Api:
     """The routes, over the sessions of one server."""
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
         self.peers: dict[str, Peers] = {}
+        self._num_waiting = 0
 
     def session(self, session_id: str) -> LiveSession:
         """Raises a 404."""
@@ -89,11 +112,17 @@ class Api:
         receipt = await run_in_threadpool(
             session.post, kind, fields, command_id=command_id, in_chunks=in_chunks
         )
+        if receipt.at_chunk >= 0 or self._num_waiting >= _MOST_WAITING:
+            return receipt
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + (0.0 if receipt.at_chunk >= 0 else wait_s)
-        while receipt.is_open and loop.time() < deadline_s:
-            await asyncio.sleep(_LOOK_S)
-            receipt = session.receipts.get(receipt.id) or receipt
+        deadline_s = loop.time() + wait_s
+        self._num_waiting += 1
+        try:
+            while receipt.is_open and loop.time() < deadline_s:
+                await asyncio.sleep(_LOOK_S)
+                receipt = session.receipts.get(receipt.id) or receipt
+        finally:
+            self._num_waiting -= 1
         return receipt
 
 
@@ -109,7 +138,18 @@ def create_app(sessions: Sessions, *, on_end: Callable[[], None] = lambda: None)
         await run_in_threadpool(sessions.close)
         on_end()
 
-    app = FastAPI(title="scope-rt", version=__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="scope-rt",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,  # pages that load scripts of others
+        redoc_url=None,
+        responses={code: {"model": Problem, "description": why} for code, why in _PROBLEMS.items()},
+    )
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return JSONResponse({"detail": _first_wrong(error.errors())}, 422)
 
     @app.exception_handler(ScopeError)
     async def refused(request: Request, error: ScopeError) -> JSONResponse:
@@ -131,10 +171,18 @@ def create_app(sessions: Sessions, *, on_end: Callable[[], None] = lambda: None)
     return app
 
 
+def _first_wrong(errors: Sequence[Any]) -> str:
+    """Without what was given: it may be a secret, or no text."""
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return f"{where or 'request'}: {first['msg']}"
+
+
 def _add_sessions(app: FastAPI, api: Api) -> None:
     @app.post("/v1/sessions", status_code=201)
     async def create(asked: NewSession) -> dict[str, Any]:
         settings = {name: value for name, value in asked.config.items() if value is not None}
+        check_asked(settings, api.sessions.settings)
         session = await run_in_threadpool(
             api.sessions.create, asked.prompt, settings, lease_s=asked.lease_s
         )
@@ -193,6 +241,9 @@ def _add_commands(app: FastAPI, api: Api) -> None:
         if session is None:
             await socket.close(4404, "there is no such session")
             return
+        if session.events.num_listeners >= 2 * api.sessions.settings.max_viewers:
+            await socket.close(4503, "as many clients listen as may; close one")
+            return
         tasks = [
             asyncio.create_task(_tell(socket, session, after)),
             asyncio.create_task(_obey(socket, api, session)),
@@ -247,9 +298,7 @@ async def obey_text(api: Api, session: LiveSession, text: str) -> dict[str, Any]
         command = _COMMANDS.validate_json(text)
         await api.post(session, command, 0.0)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        return {"type": "error", "detail": f"{where or 'command'}: {first['msg']}"}
+        return {"type": "error", "detail": _first_wrong(error.errors(include_url=False))}
     except ScopeError as error:
         return {"type": "error", "detail": str(error)}
     return None
@@ -320,7 +369,12 @@ def _add_streams(app: FastAPI, api: Api) -> None:
 def _serve_channel(channel: Any, api: Api, session: LiveSession) -> None:
     """The events of a session over a data channel, and commands the other way."""
 
+    rate = Rate(api.sessions.settings.requests_per_s)
+
     async def obey(text: str) -> None:
+        if rate.take():
+            channel.send(json.dumps({"type": "error", "detail": "ask less often"}))
+            return
         answer = await obey_text(api, session, text)
         if answer is not None and channel.readyState == "open":
             channel.send(json.dumps(answer))

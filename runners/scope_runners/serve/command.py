@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ from scope_runners.arguments import positive
 from scope_runners.serve.json_lines import FORMATS, set_up_server_log
 from scope_runners.serve.pacing import PaceRules
 from scope_runners.serve.reconnect import ORPHAN_S
-from scope_runners.serve.settings import IceServer, ServeSettings
+from scope_runners.serve.settings import LOCAL_HOSTS, IceServer, ServeSettings
 
 DEFAULT_PROMPT = "a red circle and a blue square, medium, on navy"
-_LOCAL = ("127.0.0.1", "localhost", "::1")
 _STREAM = (
     "seed",
     "plan",
@@ -61,6 +61,7 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-sessions", type=positive, default=1, help="each has ranks of its own (default 1)")
     add("--max-viewers", type=positive, default=64, help="of one session (default 64)")
+    add("--max-ranks", type=positive, default=16, help="of one session (default 16)")
     add(
         "--lease",
         type=float,
@@ -114,8 +115,11 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
     token = namespace.token or environ.get(SERVE_TOKEN, "")
     if token == "auto":
         token = secrets.token_urlsafe(24)
-        print(f"scope-rt: the token is {token}", file=sys.stderr)
-    if namespace.host not in _LOCAL and not token:
+        print(
+            f"scope-rt: the token is {token}; open the page once with /?token={token}",
+            file=sys.stderr,
+        )
+    if namespace.host not in LOCAL_HOSTS and not token:
         raise UserInputError(
             f"--host {namespace.host}: others could steer this machine; add --token auto, or set "
             f"{SERVE_TOKEN}"
@@ -134,6 +138,7 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
         origins=tuple(namespace.origin),
         max_sessions=namespace.max_sessions,
         max_viewers=namespace.max_viewers,
+        max_ranks=namespace.max_ranks,
         lease_s=namespace.lease,
         orphan_s=namespace.orphan_timeout,
         threads=namespace.threads,
@@ -161,6 +166,8 @@ def run_serve(namespace: argparse.Namespace) -> int:
     """
     set_up_server_log(namespace.log_format)
     settings, stream = settings_of(namespace, os.environ), stream_settings(namespace)
+    if "model" in stream:
+        settings = replace(settings, models=(*settings.models, stream["model"]))
     try:
         from scope_runners.serve.server import serve
     except ModuleNotFoundError as error:

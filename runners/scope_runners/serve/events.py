@@ -54,6 +54,11 @@ class EventLog:
         """Of the event that comes next."""
         return self._next_seq
 
+    @property
+    def num_listeners(self) -> int:
+        """That have joined and not left."""
+        return len(self._listeners)
+
     def publish(self, kind: str, **data: Any) -> int:
         """Tell every listener; returns the event's number."""
         with self._lock:

@@ -8,19 +8,23 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.config import LOGGING_CONFIG
 
 from scope_contracts.errors import UserInputError
 from scope_runners.serve.api import create_app
+from scope_runners.serve.bounded_http import HEAD_S, BoundedHttp
 from scope_runners.serve.events import Event
+from scope_runners.serve.security import secured
 from scope_runners.serve.session_log import log_event
 from scope_runners.serve.sessions import Sessions
 from scope_runners.serve.settings import ServeSettings
 from scope_runners.serve.tracing import Tracing, open_tracing
 
-_KEEP_ALIVE_S = 15
 _END_S = 5
 _BACKLOG = 128
+_MOST_CONNECTIONS = 512
+"""Half of what a process may usually have open."""
 
 
 def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, Any]) -> int:
@@ -37,23 +41,29 @@ def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, A
     if prompt is not None and not sessions.all():
         sessions.create(prompt, stream, lease_s=0.0)
     host, port = listener.getsockname()[:2]
-    query = f"?token={settings.token}" if settings.token else ""
-    print(f"scope-rt: http://{host}:{port}/{query}", file=sys.stderr, flush=True)
+    print(f"scope-rt: http://{host}:{port}/", file=sys.stderr, flush=True)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _ended)  # uvicorn raises what it obeyed once more at its end
+    uvicorn_of(app, settings).run(sockets=[listener])
+    return 0
+
+
+def uvicorn_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:
+    """What listens for `app`, with all that guards it."""
     config = uvicorn.Config(
-        app,
+        secured(app, settings),
+        http=BoundedHttp,
+        limit_concurrency=_MOST_CONNECTIONS,
         log_config=None if settings.log_format == "json" else LOGGING_CONFIG,
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=int(HEAD_S),
         timeout_graceful_shutdown=_END_S,
         h11_max_incomplete_event_size=2**16,
         ws_max_size=2**16,
         server_header=False,
     )
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, _ended)  # uvicorn raises what it obeyed once more at its end
-    uvicorn.Server(config).run(sockets=[listener])
-    return 0
+    return uvicorn.Server(config)
 
 
 def _observer(tracing: Tracing | None) -> Callable[[str, Event], None]:

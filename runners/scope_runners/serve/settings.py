@@ -6,6 +6,9 @@ from pathlib import Path
 from scope_runners.serve.pacing import PaceRules
 from scope_runners.serve.reconnect import ORPHAN_S
 
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+"""Names under which only this machine reaches a server."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IceServer:
@@ -30,7 +33,11 @@ class ServeSettings:
     """Pages of other origins that may use this server."""
     max_sessions: int = 1
     max_viewers: int = 64
-    """Of one session."""
+    """Of one session; twice as many clients may listen to its events."""
+    max_ranks: int = 16
+    """Of one session that a client asks for."""
+    models: tuple[str, ...] = ("tiny",)
+    """That a client may ask for."""
     lease_s: float = 600.0
     """How long a session that nobody asks for is kept; 0 is for ever."""
     orphan_s: float = ORPHAN_S
