@@ -14,9 +14,11 @@ __all__ = [
     "AppliedAt",
     "Chunk",
     "ContractError",
+    "InputPictures",
     "IntegrityError",
     "Interpolation",
     "LinkError",
+    "MotionNoise",
     "Pace",
     "ParityError",
     "Receipt",
@@ -30,6 +32,7 @@ __all__ = [
     "StreamSession",
     "TransitionSpec",
     "UserInputError",
+    "VideoInput",
     "__version__",
     "register_codec",
     "register_text_encoder",
@@ -50,10 +53,12 @@ if TYPE_CHECKING:
     from scope_rt.config import StreamConfig
     from scope_rt.control.chunk import Chunk
     from scope_rt.control.inbox import Ack, Receipt
+    from scope_rt.control.motion_noise import MotionNoise
     from scope_rt.control.pace import Pace
     from scope_rt.control.scheduled_event import ScheduledEvent
     from scope_rt.control.steering import Steering
     from scope_rt.control.transition import Interpolation, TransitionSpec
+    from scope_rt.control.video_input import InputPictures, VideoInput
     from scope_rt.models.registry import register_codec, register_text_encoder
     from scope_rt.resumed import AppliedAt
     from scope_rt.session import StreamSession
@@ -62,7 +67,9 @@ _MODULES = {
     "Ack": "scope_rt.control.inbox",
     "AppliedAt": "scope_rt.resumed",
     "Chunk": "scope_rt.control.chunk",
+    "InputPictures": "scope_rt.control.video_input",
     "Interpolation": "scope_rt.control.transition",
+    "MotionNoise": "scope_rt.control.motion_noise",
     "Pace": "scope_rt.control.pace",
     "Receipt": "scope_rt.control.inbox",
     "Retraction": "scope_contracts.retraction",
@@ -71,6 +78,7 @@ _MODULES = {
     "StreamConfig": "scope_rt.config",
     "StreamSession": "scope_rt.session",
     "TransitionSpec": "scope_rt.control.transition",
+    "VideoInput": "scope_rt.control.video_input",
     "register_codec": "scope_rt.models.registry",
     "register_text_encoder": "scope_rt.models.registry",
 }

@@ -24,6 +24,7 @@ from scope_rt.control.scheduled_event import ScheduledEvent, scheduled_record
 from scope_rt.control.stages import Stages
 from scope_rt.control.steering import Steering
 from scope_rt.control.transition import TransitionSpec
+from scope_rt.control.video_input import InputEncoder, VideoInput
 from scope_rt.instruments import Instruments
 from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.mesh.full_pipeline import FullPipeline
@@ -198,6 +199,7 @@ class StreamSession:
         schedule: Sequence[ScheduledEvent] = (),
         acknowledged: Callable[[], int] | None = None,
         pace: Pace | None = None,
+        video_input: VideoInput | None = None,
     ) -> Iterator[Chunk]:
         """Start an epoch with `prompt` and yield its chunks, without end by default.
 
@@ -207,7 +209,8 @@ class StreamSession:
         schedule it had, and `num_chunks` counts from its beginning. `acknowledged` says how many
         chunks the consumer holds for good (by default all but the last one yielded): a resumed
         stream yields first what is missing there. `pace` says when each chunk may be begun, so that
-        a live stream is no further ahead than is wanted, and may end it. A second call ends the
+        a live stream is no further ahead than is wanted, and may end it. `video_input` gives
+        pictures that chunks begin with. A second call ends the
         iterator of the first by an error, if that is asked for more. On a mesh rank this serves
         rank0 until the session there is closed, and yields nothing.
 
@@ -233,7 +236,9 @@ class StreamSession:
             self._recovery.open_log()
         else:
             self._begin(self._recovery, self._loop, prompt, schedule)
-        return self._loop.run(num_chunks, acknowledged=acknowledged, pace=pace)
+        return self._loop.run(
+            num_chunks, acknowledged=acknowledged, pace=pace, video_input=video_input
+        )
 
     def prompt(self, text: str, transition: TransitionSpec | None = None) -> Receipt:
         """Change the prompt at the next chunk that is planned, at once or by a soft transition.
@@ -399,6 +404,11 @@ class StreamSession:
             geometry=setup.geometry,
             cache=setup.cache_spec,
             start_frame=(lambda: recovery.start_frame) if setup.geometry.start_frame else None,
+            input_encoder=lambda: InputEncoder(
+                setup.codec.streaming_encoder(),
+                setup.codec_sizes,
+                frames_per_block=setup.recipe.frames_per_block,
+            ),
             feedback=self._feedback,
             values=setup.value_rules,
             pictures=self._picture_check(),

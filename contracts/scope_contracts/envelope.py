@@ -15,11 +15,18 @@ LATENTS_IN = "latents_in"
 CONDITIONING_EMBEDS = "conditioning_embeds"
 CONTEXT_FRAMES_OVERRIDE = "context_frames_override"
 RECOMPUTE_EMBEDS = "recompute_embeds"
+INPUT_LATENTS = "input_latents"
 LATENTS_OUT = "latents_out"
 STATE_DIGEST = "state_digest"
 LATENTS_DIGEST = "latents_digest"
 
-INPUT_TENSORS = (LATENTS_IN, CONDITIONING_EMBEDS, CONTEXT_FRAMES_OVERRIDE, RECOMPUTE_EMBEDS)
+INPUT_TENSORS = (
+    LATENTS_IN,
+    CONDITIONING_EMBEDS,
+    CONTEXT_FRAMES_OVERRIDE,
+    RECOMPUTE_EMBEDS,
+    INPUT_LATENTS,
+)
 """The tensors an envelope may announce, in the order they travel."""
 
 OUTPUT_TENSORS = (LATENTS_OUT, STATE_DIGEST, LATENTS_DIGEST)

@@ -11,6 +11,7 @@ from operator import attrgetter
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
+    INPUT_LATENTS,
     INPUT_TENSORS,
     LATENTS_IN,
     RECOMPUTE_EMBEDS,
@@ -175,6 +176,9 @@ def _check_presence(envelope: PPEnvelope, tensors: Mapping[str, TensorSpec]) -> 
     if RECOMPUTE_EMBEDS in tensors and not (envelope.do_kv_recompute and needs_text):
         want = "it only where do_kv_recompute and reset_crossattn_cache are set"
         raise _refusal(RECOMPUTE_EMBEDS, got=list(tensors), want=want)
+    if INPUT_LATENTS in tensors and not envelope.num_denoise_steps:
+        want = "it only with a chunk that is denoised"
+        raise _refusal(INPUT_LATENTS, got=list(tensors), want=want)
 
 
 def _check_recompute(envelope: PPEnvelope, geometry: ChunkGeometry) -> None:
@@ -206,7 +210,7 @@ def _shape(name: str, envelope: PPEnvelope, geometry: ChunkGeometry) -> tuple[in
     """What the tensor `name` must have."""
     if name in (CONDITIONING_EMBEDS, RECOMPUTE_EMBEDS):
         return geometry.conditioning_shape
-    if name == LATENTS_IN:
+    if name in (LATENTS_IN, INPUT_LATENTS):
         return geometry.latent_shape(envelope.height, envelope.width)
     start = envelope.current_start_frame
     return geometry.context_shape(envelope.height, envelope.width, start_frame=start)

@@ -51,7 +51,7 @@ from scope_runners.progress import progress_bar
 from scope_runners.rank_process import guarded_rank, rank_watchdog
 from scope_runners.recording_argument import Recording, read_recording
 from scope_runners.replay_report import compare, table
-from scope_runners.replayable import num_before_lost_state, num_recorded
+from scope_runners.replayable import num_before_lost_state, num_before_pictures, num_recorded
 
 _LOG = logging.getLogger(__name__)
 TOLERANCE = 1e-4
@@ -210,6 +210,20 @@ def prepare(namespace: argparse.Namespace, environment: LaunchEnvironment) -> Re
                 "ranks made chunk %d after a restart, without what ranks of one run still have; "
                 "compared are the chunks before it",
                 lost_at,
+            )
+    pictures_at = num_before_pictures(stream)
+    if pictures_at == 0:
+        raise UserInputError(
+            f"the recording {namespace.recording} began with video input, which is not recorded: "
+            "it cannot be replayed"
+        )
+    if pictures_at is not None and pictures_at < num_chunks:
+        num_chunks = pictures_at
+        if is_comparing:
+            _LOG.warning(
+                "chunk %d began with video input, which is not recorded; compared are the chunks "
+                "before it",
+                pictures_at,
             )
     if not same_degree and opened.dtype is not DType.FLOAT32:
         raise UserInputError(

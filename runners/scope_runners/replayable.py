@@ -1,5 +1,6 @@
 """How much of a recorded stream can be run again."""
 
+from scope_contracts.envelope import INPUT_LATENTS
 from scope_rt.control.log_entries import recorded_transition
 from scope_rt.models.recipe import Recipe
 from scope_rt.models.recipe_choices import RecomputeText
@@ -14,6 +15,15 @@ def num_recorded(stream: StreamHistory) -> int:
     while num_planned in stream.envelopes and num_planned not in without:
         num_planned += 1
     return max((index + 1 for index in stream.finished if index < num_planned), default=0)
+
+
+def num_before_pictures(stream: StreamHistory) -> int | None:
+    """Chunks before the first that began with pictures, which no recording has; None where none
+    did."""
+    for index, envelope in sorted(stream.envelopes.items()):
+        if any(spec.name == INPUT_LATENTS for spec in envelope.tensors):
+            return index
+    return None
 
 
 def num_before_lost_state(stream: StreamHistory, recipe: Recipe) -> int | None:

@@ -14,6 +14,7 @@ from scope_rt.control.chunk import Arrived, Chunk
 from scope_rt.control.decoding import Decoding
 from scope_rt.control.delivery import Delivery
 from scope_rt.control.emission import Emission
+from scope_rt.control.given_pictures import GivenPictures
 from scope_rt.control.inbox import ControlInbox, Directive, Taken
 from scope_rt.control.log_entries import finished_record
 from scope_rt.control.pace import FlatOut, Pace
@@ -26,6 +27,7 @@ from scope_rt.control.saving import Saving
 from scope_rt.control.stages import Stages
 from scope_rt.control.unverified import Unverified
 from scope_rt.control.verified_inbox import VerifiedInbox
+from scope_rt.control.video_input import VideoInput
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.record.log import Log
@@ -70,6 +72,7 @@ class StreamLoop:
         self._is_closed = False
         self._num_runs = 0
         self._pace: Pace = FlatOut()
+        self._given = GivenPictures(stages)
         self._pipeline = Pipeline(
             position, stages, max_in_flight=max_in_flight, log=log, instruments=instruments
         )
@@ -129,12 +132,14 @@ class StreamLoop:
         *,
         acknowledged: Callable[[], int] | None = None,
         pace: Pace | None = None,
+        video_input: VideoInput | None = None,
     ) -> Iterator[Chunk]:
         """Yield chunks until `num_chunks` were yielded since the last `begin`, or without end.
 
-        `pace` says when each may be begun. `acknowledged` says how many of them the consumer holds
-        for good; by default, all but the one it was given last. A resumed stream yields first what
-        its consumer lacks. The iterator of an earlier call gets no chunk any more.
+        `pace` says when each may be begun, `video_input` what it begins with. `acknowledged` says
+        how many of them the consumer holds for good; by default, all but the one it was given last.
+        A resumed stream yields first what its consumer lacks. The iterator of an earlier call gets
+        no chunk any more.
 
         Raises:
             UserInputError: at `next`: a later call has taken this one's place.
@@ -143,18 +148,15 @@ class StreamLoop:
             LinkError, ContractError, LifecycleError, ParityError, SnapshotError: as `Pipeline`.
         """
         self._num_runs += 1
-        return self._run(self._num_runs, num_chunks, acknowledged, pace or FlatOut())
+        run = self._run(self._num_runs, num_chunks, acknowledged)
+        self._pace, self._given.source = pace or FlatOut(), video_input
+        return run
 
     def _run(
-        self,
-        number: int,
-        num_chunks: int | None,
-        acknowledged: Callable[[], int] | None,
-        pace: Pace,
+        self, number: int, num_chunks: int | None, acknowledged: Callable[[], int] | None
     ) -> Iterator[Chunk]:
         self._check_is_newest(number)
         self._delivery.ask(num_chunks, acknowledged)
-        self._pace = pace
         with self.retracting.watching():
             for chunk in self._chunks():
                 if self._emission is not None:
@@ -218,7 +220,9 @@ class StreamLoop:
     def _send(self, taken: Taken) -> None:
         self._has_sent = True
         try:
-            envelope = self._pipeline.send(taken.directive)
+            planner = self._pipeline.position.planner
+            given = self._given.next(planner, hard_cut=taken.directive.hard_cut)
+            envelope = self._pipeline.send(taken.directive, given)
         except ScopeError as error:
             taken.refuse(error)
             raise

@@ -16,6 +16,7 @@ from torch import Tensor
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
+    INPUT_LATENTS,
     LATENTS_DIGEST,
     LATENTS_IN,
     LATENTS_OUT,
@@ -41,6 +42,7 @@ from scope_rt.control.position import Position
 from scope_rt.control.proved_latents import ProvedLatents
 from scope_rt.control.stages import Stages
 from scope_rt.control.start_frame import StartFrame
+from scope_rt.control.video_input import InputLatents
 from scope_rt.faults import FaultPoint
 from scope_rt.instruments import Instruments
 from scope_rt.models.noise import INITIAL
@@ -121,8 +123,8 @@ class Pipeline:
         awaits_frames = self.awaits_decode and self._stages.context.needs_frames
         return bool(self.in_flight or awaits_frames) and self.position.rebuilds_next(directive)
 
-    def send(self, directive: Directive) -> PPEnvelope:
-        """Plan one chunk and send it.
+    def send(self, directive: Directive, given: InputLatents | None = None) -> PPEnvelope:
+        """Plan one chunk and send it; it begins with what is `given`, where that is anything.
 
         Raises:
             ContractError, LifecycleError: the plan is refused; nothing was sent or advanced.
@@ -134,16 +136,17 @@ class Pipeline:
         index = self.position.planner.counts.next_chunk_index
         watched = self._instruments.watchdog.section("planning", chunk=index)
         with self._instruments.trace.span("plan", track="control"), watched:
-            envelope, following = self.position.next(directive)
-            planned = self._packed(envelope, following)
+            noise_scale = None if given is None else given.noise_scale
+            envelope, following = self.position.next(directive, noise_scale=noise_scale)
+            planned = self._packed(envelope, following, given)
             envelope, tensors = faults.reach(FaultPoint.PLANNED, envelope.chunk_index, planned)
             checks.preflight(envelope, specs_by_name(tensors), stages.geometry)
-            self._check_sent(envelope.chunk_index, tensors, following)
+            self._check_sent(envelope.chunk_index, tensors, following, given)
             entered = checks.enter(self._lifecycle, envelope)
             lifecycle = entered.commit(envelope.expected_generator_calls)
             asked = None
             if plan_check is not None:  # last, of what leaves
-                asked = plan_check.verify(directive, envelope, following)
+                asked = plan_check.verify(directive, envelope, following, noise_scale=noise_scale)
         plan_ms = (time.perf_counter_ns() - start_ns) / 1e6
         for record in control_records(envelope.chunk_index, directive):
             self._log.append(record)
@@ -235,7 +238,13 @@ class Pipeline:
             with suspect_from(chunk):
                 self._instruments.checks.kept(f"chunk {chunk}", what, now=now, noted=latents_sha256)
 
-    def _check_sent(self, chunk: int, tensors: Mapping[str, Tensor], following: Position) -> None:
+    def _check_sent(
+        self,
+        chunk: int,
+        tensors: Mapping[str, Tensor],
+        following: Position,
+        given: InputLatents | None,
+    ) -> None:
         """What leaves is what was encoded, and what arrived of earlier chunks."""
         if self._stages.values is None:
             return
@@ -248,6 +257,9 @@ class Pipeline:
                     ("the prompt's embeddings", sha256_of(kept), text.embeds_sha256),
                     ("embeddings to be sent", sha256_of(sent), sha256_of(kept.to(sent.dtype))),
                 ]
+        if given is not None:
+            now = sha256_of(tensors[INPUT_LATENTS])
+            evidence += [("latents of the video input", now, given.latents_sha256)]
         if CONTEXT_FRAMES_OVERRIDE in tensors:
             sent = tensors[CONTEXT_FRAMES_OVERRIDE]
             holds_cache = self.position.planner.holds_cache
@@ -286,7 +298,7 @@ class Pipeline:
         )
 
     def _packed(
-        self, envelope: PPEnvelope, following: Position
+        self, envelope: PPEnvelope, following: Position, given: InputLatents | None
     ) -> tuple[PPEnvelope, dict[str, Tensor]]:
         """The envelope that announces its tensors, and these."""
         geometry, text = self._stages.geometry, following.text
@@ -301,6 +313,8 @@ class Pipeline:
             tensors[CONTEXT_FRAMES_OVERRIDE] = context.to(dtype)
             if (lost := self.position.lost_text(following)) is not None:
                 tensors[RECOMPUTE_EMBEDS] = lost.embeds.to(dtype)
+        if given is not None:
+            tensors[INPUT_LATENTS] = given.latents
         return replace(envelope, tensors=specs_of(tensors)), tensors
 
     def _latents_in(self, envelope: PPEnvelope) -> Tensor:

@@ -24,6 +24,7 @@ from scope_rt.control.planner import StreamSettings
 from scope_rt.control.position import Position
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.models.recipe_choices import TransitionWeights
+from scope_rt.models.schedule import NOISE_LEVELS, NUM_TRAIN_TIMESTEPS
 from scope_rt.tensors import sha256_of
 
 Planned = tuple[str, object, object]
@@ -147,8 +148,16 @@ class PlanCheck:
         self._has_start_frame = settings.start_frame
         self._asked = Asked.at(position)
 
-    def verify(self, directive: Directive, envelope: PPEnvelope, following: Position) -> Asked:
-        """Verify the plan of the next chunk; returns what is in effect then, for `planned`.
+    def verify(
+        self,
+        directive: Directive,
+        envelope: PPEnvelope,
+        following: Position,
+        *,
+        noise_scale: float | None = None,
+    ) -> Asked:
+        """Verify the plan of the next chunk, which begins with pictures where there is a
+        `noise_scale`; returns what is in effect then, for `planned`.
 
         Reads embeddings in the middle of a transition only.
 
@@ -161,7 +170,12 @@ class PlanCheck:
         chunk, text = envelope.chunk_index, following.text
         assert text is not None, "a plan has a text"
         with suspect_from(chunk):
-            for what, got, want in self._all_of(directive, envelope, text, asked, cuts=cuts):
+            stated = self._stated_at(chunk, cuts=cuts)
+            if noise_scale is not None:
+                stated = stated.from_level(noise_scale, envelope.denoising_step_list)
+            for what, got, want in self._all_of(
+                directive, envelope, text, asked, stated, cuts=cuts
+            ):
                 if got != want:
                     self._checks.planned(chunk, what, got=got, asked=want)
         return asked if asked.text is text else replace(asked, text=text)
@@ -170,7 +184,7 @@ class PlanCheck:
         """The chunk left: the next one follows on it."""
         self._asked = asked
 
-    def _stated_at(self, chunk: int, *, cuts: bool) -> tuple[object, ...]:
+    def _stated_at(self, chunk: int, *, cuts: bool) -> "_Stated":
         """A start frame is the stream's first chunk, and the one after it the first with steps."""
         if self._has_start_frame and chunk < 2:
             return self._first if chunk else self._given
@@ -182,12 +196,13 @@ class PlanCheck:
         envelope: PPEnvelope,
         text: Conditioning,
         asked: Asked,
+        as_asked: "_Stated",
         *,
         cuts: bool,
     ) -> Iterator[Planned]:
-        stated, as_asked = _stated_in(envelope), self._stated_at(envelope.chunk_index, cuts=cuts)
-        if stated != as_asked:
-            yield from zip(_STATED, stated, as_asked, strict=True)
+        stated = _stated_in(envelope)
+        if stated != as_asked.values:
+            yield from zip(_STATED, stated, as_asked.values, strict=True)
         yield "base_seed", envelope.base_seed, asked.base_seed
         yield "init_cache", envelope.init_cache, cuts
         yield "reset_kv_cache", envelope.reset_kv_cache, cuts
@@ -216,9 +231,31 @@ _STATED = ("height", "width", "denoising_step_list", "clean_pass")
 _stated_in = attrgetter(*_STATED)
 
 
-def _stated(settings: StreamSettings, steps: tuple[float, ...]) -> tuple[object, ...]:
-    """What all envelopes of a stream have alike, as it is at its start, beside their `steps`."""
-    return (settings.height, settings.width, steps, settings.recipe.clean_pass)
+@dataclass(frozen=True, slots=True)
+class _Stated:
+    """What all envelopes of a stream have alike, as it is at its start, beside their steps."""
+
+    values: tuple[object, ...]
+    steps: tuple[float, ...]
+    shift: float
+
+    def from_level(self, noise_scale: float, planned: tuple[float, ...]) -> "_Stated":
+        """Of a chunk that begins with pictures at a noise level: which step is `planned` for it may
+        be any of that level, and after it come those below."""
+        first = planned[0] if planned else 0.0
+        # Levels lie on a grid, and the schedule's entries nowhere further apart than this.
+        apart = 0.5 / NOISE_LEVELS + 0.5 * self.shift / NUM_TRAIN_TIMESTEPS
+        is_near = abs(first / NUM_TRAIN_TIMESTEPS - noise_scale) <= max(apart, 1 / NOISE_LEVELS)
+        below = tuple(step for step in self.steps if step < first)
+        steps = (first if is_near else noise_scale * NUM_TRAIN_TIMESTEPS, *below)
+        height, width, _, clean_pass = self.values
+        return _Stated((height, width, steps, clean_pass), self.steps, self.shift)
+
+
+def _stated(settings: StreamSettings, steps: tuple[float, ...]) -> _Stated:
+    recipe = settings.recipe
+    values = (settings.height, settings.width, steps, recipe.clean_pass)
+    return _Stated(values, steps, recipe.shift)
 
 
 def _turned(

@@ -95,12 +95,18 @@ class Planner:
         return asked or due or recached or not self.holds_cache
 
     def next(
-        self, *, hard_cut: bool, new_text: bool, recompute: bool = False, bias: float | None = None
+        self,
+        *,
+        hard_cut: bool,
+        new_text: bool,
+        recompute: bool = False,
+        bias: float | None = None,
+        noise_scale: float | None = None,
     ) -> tuple[PPEnvelope, "Planner"]:
         """Plan the next chunk; tensors are announced when the pipeline packs them.
 
         The first chunk of a stream is a hard cut whatever is asked for. `bias` is the resting one
-        where it is not given.
+        where it is not given; with a `noise_scale` the chunk begins with pictures, at that level.
         """
         settings, recipe, counts = self.settings, self.settings.recipe, self.counts
         cut = self._cuts(hard_cut)
@@ -108,6 +114,8 @@ class Planner:
         epoch = counts.cache_epoch + cut
         start_frame = 0 if cut else counts.next_start_frame
         timesteps = self._timesteps(cut=cut)
+        if noise_scale is not None:
+            timesteps = recipe.timesteps_from(noise_scale, timesteps)
         envelope = PPEnvelope(
             plan_id=settings.plan_id,
             call_id=counts.next_call_id,
@@ -136,6 +144,15 @@ class Planner:
             chunks_in_epoch=1 if cut else counts.chunks_in_epoch + 1,
         )
         return envelope, Planner(settings=settings, counts=following)
+
+    def begins_epoch(self, *, hard_cut: bool) -> bool:
+        """Whether the next chunk would be the first of an epoch."""
+        return self._cuts(hard_cut)
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether the next chunk may begin with pictures: a start frame is one already."""
+        return not (self.settings.start_frame and self.counts.next_chunk_index == 0)
 
     def _timesteps(self, *, cut: bool) -> tuple[float, ...]:
         """Of the next chunk: none of a start frame, and an epoch's first of the chunk after it."""

@@ -37,8 +37,11 @@ class Position:
         is_lost = is_before and not planner.holds_cache and self.text is not following.text
         return self.text if is_lost else None
 
-    def next(self, directive: Directive) -> "tuple[PPEnvelope, Position]":
-        """The envelope of the next chunk, without tensors, and the position after it.
+    def next(
+        self, directive: Directive, *, noise_scale: float | None = None
+    ) -> "tuple[PPEnvelope, Position]":
+        """The envelope of the next chunk, without tensors, and the position after it; with a
+        `noise_scale` it begins with pictures.
 
         Raises:
             OrderError: there never was a prompt.
@@ -61,6 +64,7 @@ class Position:
             new_text=new_text or text is not self.text,
             recompute=directive.recompute,
             bias=bias,
+            noise_scale=noise_scale,
         )
         return envelope, Position(planner=planner, text=text, transition=transition)
 

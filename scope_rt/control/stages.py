@@ -11,6 +11,7 @@ from scope_contracts.envelope import PPEnvelope, PPResult
 from scope_contracts.geometry import ChunkGeometry
 from scope_rt.control.context import Context
 from scope_rt.control.start_frame import StartFrame
+from scope_rt.control.video_input import InputEncoder
 from scope_rt.integrity.pictures import PictureCheck
 from scope_rt.models.feedback import Feedback, own_latents
 from scope_rt.models.noise import NoiseSource
@@ -69,6 +70,8 @@ class Stages:
     cache: KVCacheSpec
     start_frame: Callable[[], StartFrame] | None = None
     """What chunk 0 is, where the stream begins with a picture; encoded when it is first asked."""
+    input_encoder: Callable[[], InputEncoder] | None = None
+    """Makes what encodes pictures that chunks begin with."""
     feedback: Feedback = own_latents
     values: ValueRules | None = None
     """What latents must be; None verifies neither them nor what rank0 keeps."""

@@ -160,3 +160,11 @@ def next_input(
     size = (1 - following) * (2 * sigma * step + 3 * clean) + 2 * following * added
     bound = 1.01 * rounding.stored * (size + 2 * value.abs().max())
     return Estimate(value, bound)
+
+
+def mixed_input(given: Tensor, noise: Tensor, *, sigma: float, rounding: Rounding) -> Estimate:
+    """Clean latents with noise of level `sigma`. Three results are stored on the way, each off by
+    at most its unit roundoff, and a factor of each product is rounded as well."""
+    clean, added = (1 - sigma) * given.double(), sigma * noise.double()
+    size = float(clean.abs().max() + added.abs().max())
+    return Estimate(clean + added, torch.tensor(1.01 * rounding.stored * 3 * size))

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from scope_contracts.envelope import CONTEXT_FRAMES_OVERRIDE, LATENTS_IN, PPEnvelope
+from scope_contracts.envelope import (
+    CONTEXT_FRAMES_OVERRIDE,
+    INPUT_LATENTS,
+    LATENTS_IN,
+    PPEnvelope,
+)
 from scope_contracts.errors import IntegrityError
 from scope_contracts.integrity import suspect_from
 from scope_rt.checks import Checks
@@ -26,6 +31,7 @@ from scope_rt.integrity.edge_reference import (
     Estimate,
     Projection,
     head_rows,
+    mixed_input,
     next_input,
     noise_of,
     patches_of,
@@ -228,7 +234,9 @@ class EdgeCheck:
             inputs[0] = self._tensors[CONTEXT_FRAMES_OVERRIDE]
         modulations = self._generator.modulations
         for index, (call, timestep) in enumerate(zip(self._calls, timesteps, strict=True)):
-            if index in inputs:
+            if index == steps.start and INPUT_LATENTS in self._tensors:
+                self._check_mixed(index, call.x)
+            elif index in inputs:
                 self._comparison.same(index, "input", call.x, inputs[index].to(call.x.device))
             made = modulations.get(timestep, call.modulation)  # `MadeState` counts them
             if call.modulation is not made:
@@ -239,6 +247,14 @@ class EdgeCheck:
             text = self._generator.text_of_recompute if is_recompute else self._generator.text
             if call.text is not text:
                 self._check_text(index, call.text, text)
+
+    def _check_mixed(self, index: int, got: Tensor) -> None:
+        """A chunk that is given pictures begins with them and its noise, by the first sigma."""
+        given, noise = (self._tensors[name].to(got.device) for name in (INPUT_LATENTS, LATENTS_IN))
+        value, error = mixed_input(
+            given, noise, sigma=self._sigma(0), rounding=Rounding.of(got.dtype)
+        )
+        self._comparison.close([index], "input", got[None].double(), value[None], error)
 
     def _check_text(self, index: int, got: Sequence[TextKV], want: Sequence[TextKV]) -> None:
         self._comparison.count("layers of text K/V", got=len(got), want=len(want))

@@ -16,6 +16,7 @@ from scope_contracts.cache_spec import CacheIndices
 from scope_contracts.envelope import (
     CONDITIONING_EMBEDS,
     CONTEXT_FRAMES_OVERRIDE,
+    INPUT_LATENTS,
     LATENTS_IN,
     RECOMPUTE_EMBEDS,
     PPEnvelope,
@@ -96,8 +97,9 @@ class ChunkGenerator:
 
         `tensors` hold `latents_in`, `conditioning_embeds` where `reset_crossattn_cache` is set and
         `context_frames_override` where `do_kv_recompute` is; `recompute_embeds`, if any, are the
-        text of a recompute that runs under the one before. `enter_call` is called before every
-        generator call and refuses one that was not planned.
+        text of a recompute that runs under the one before; with `input_latents` the chunk begins
+        with those, and `latents_in` are the noise that is added. `enter_call` is called before
+        every generator call and refuses one that was not planned.
 
         Raises:
             CacheError: the chunk does not continue the cache.
@@ -124,6 +126,9 @@ class ChunkGenerator:
         rope = self._given_rope(range(start, start + num_frames), grid)
         biased = self._attention(window, num_frames, envelope.kv_cache_attention_bias, grid)
         steps = envelope.denoising_step_list
+        if INPUT_LATENTS in tensors:
+            given, sigma = wide(self._on_device(tensors[INPUT_LATENTS])), self._first_sigma(steps)
+            x = (1 - sigma) * given + sigma * x
         self.noise_drawn, x0 = [], x  # clean already, where no step is planned
         for index, timestep in enumerate(steps):
             biased.is_last = not envelope.clean_pass and index + 1 == len(steps)
@@ -141,6 +146,10 @@ class ChunkGenerator:
             self._call(past, 0.0, rope, plain, enter_call, start)
         self.cache.advance(window)
         return x0
+
+    def _first_sigma(self, steps: Sequence[float]) -> float:
+        """The noise level at which a chunk begins that is given pictures."""
+        return self.schedule.sigma(steps[0])
 
     def _take_text(self, envelope: PPEnvelope, tensors: Mapping[str, Tensor]) -> None:
         """Make every layer's text K/V where a new text comes."""

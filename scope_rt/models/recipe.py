@@ -16,7 +16,7 @@ from scope_rt.models.recipe_choices import (
     RecomputeText,
     TransitionWeights,
 )
-from scope_rt.models.schedule import FlowSchedule
+from scope_rt.models.schedule import NOISE_LEVELS, FlowSchedule
 
 RECIPE_NAME = "recipe.json"
 
@@ -67,6 +67,14 @@ class Recipe:
     def timesteps(self) -> tuple[float, ...]:
         """The steps as the model is fed them, 0..1000."""
         return self._fed(self.denoising_steps)
+
+    def timesteps_from(self, noise_scale: float, steps: tuple[float, ...]) -> tuple[float, ...]:
+        """The steps of a chunk that begins at the noise level `noise_scale`: there, and then those
+        of `steps` that lie below. Levels lie on a grid: a model keeps something for each."""
+        schedule = FlowSchedule(shift=self.shift)
+        level = max(1, round(noise_scale * NOISE_LEVELS)) / NOISE_LEVELS
+        first = schedule.nearest(level)
+        return (first, *(step for step in steps if step < first))
 
     @property
     def first_chunk_timesteps(self) -> tuple[float, ...]:

@@ -6,13 +6,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
+NUM_TRAIN_TIMESTEPS = 1000
+NOISE_LEVELS = 64
+"""At as many levels may a chunk begin that is given pictures."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlowSchedule:
     """The shifted flow-matching schedule of Wan (Esser et al., 2024, eq. 23)."""
 
     shift: float = 5.0
-    num_train_timesteps: int = 1000
+    num_train_timesteps: int = NUM_TRAIN_TIMESTEPS
 
     @staticmethod
     def shifted(sigma: Tensor, *, shift: float) -> Tensor:
@@ -30,6 +34,11 @@ class FlowSchedule:
         """Nominal steps (1000, 750, ...) to the timesteps a Self-Forcing model is fed."""
         table = torch.cat([self.table() * self.num_train_timesteps, torch.zeros(1)])
         return tuple(float(table[self.num_train_timesteps - round(step)]) for step in nominal)
+
+    def nearest(self, sigma: float) -> float:
+        """The timestep whose sigma is nearest to `sigma`."""
+        table = self.table()
+        return float(table[(table - sigma).abs().argmin()] * self.num_train_timesteps)
 
     def sigma(self, timestep: float) -> float:
         """Sigma of the table's entry nearest to `timestep` (0..1000)."""

@@ -65,7 +65,9 @@ def other_bias(session: Any, patch: pytest.MonkeyPatch) -> None:
 def other_text(session: Any, patch: pytest.MonkeyPatch) -> None:
     step, text = Position.next, session.setup.conditioning("a red circle")
     patch.setattr(
-        Position, "next", lambda self, asked: step(replace(self, text=text, transition=None), asked)
+        Position,
+        "next",
+        lambda self, asked, **more: step(replace(self, text=text, transition=None), asked, **more),
     )
 
 
