@@ -11,10 +11,13 @@ from contextlib import suppress
 from scope_rt.environment_names import SECRET, SECRET_FILE, SERVE_TOKEN
 from scope_rt.file_lock import open_locked
 from scope_runners.serve.session_files import SessionFiles
+from scope_runners.wording import printable
 
 END_S = 90.0
 """For the chunk that is being made, and the ranks' orderly end."""
 _KILL_S = 10.0
+_MOST_OUTPUT_BYTES = 2**16
+_SPEAKER = "scope-rt: "
 _LOOK_S = 0.05
 _OWN = (SECRET, SECRET_FILE, SERVE_TOKEN)
 """No process of a stream is given them."""
@@ -27,6 +30,8 @@ class GroupControl:
     def __init__(self, files: SessionFiles) -> None:
         self._files = files
         self._process: subprocess.Popen[bytes] | None = None
+        self._output_begins_at: int | None = None
+        """In the file; None where an earlier server started it."""
         self.pid: int | None = None
         """As its own hello says."""
 
@@ -45,6 +50,7 @@ class GroupControl:
         """Start it in a session of its own: a terminal's Ctrl-C reaches the server alone."""
         environ = {k: v for k, v in os.environ.items() if k not in _OWN}
         with self._files.group_output.open("ab") as output:
+            self._output_begins_at = output.tell()
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -59,6 +65,17 @@ class GroupControl:
                 start_new_session=True,
             )
         self.pid = self._process.pid
+
+    def last_sentence(self) -> str:
+        """The sentence with which it, or a rank of its, ended last; "" where none is known."""
+        if self._output_begins_at is None:
+            return ""
+        with self._files.group_output.open("rb") as output:
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(self._output_begins_at, size - _MOST_OUTPUT_BYTES))
+            lines = output.read().decode(errors="replace").splitlines()
+        said = [line.removeprefix(_SPEAKER) for line in lines if line.startswith(_SPEAKER)]
+        return printable(said[-1]) if said else ""
 
     def wait(self) -> None:
         """Return when it has ended; blocks `END_S` at most, then it is signalled, and killed."""

@@ -421,7 +421,8 @@ class LiveSession:
         self.events.publish("state", session=self.view())
 
     def _fail(self, why: str) -> None:
-        self._become(SessionState.FAILED, self._failure or why)
+        why = self._failure or self.group.last_sentence() or why
+        self._become(SessionState.FAILED, why)
         self.receipts.close(self._detail)
 
     def _tell_receipt(self, receipt: Receipt) -> int:
