@@ -61,6 +61,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-sessions", type=positive, default=1, help="each has ranks of its own (default 1)")
     add("--max-viewers", type=positive, default=64, help="of one session (default 64)")
+    add(
+        "--max-rate",
+        type=positive,
+        default=50,
+        metavar="REQUESTS",
+        help="a second, of one client on average (default 50)",
+    )
     add("--max-ranks", type=positive, default=16, help="of one session (default 16)")
     add(
         "--lease",
@@ -139,6 +146,7 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
         max_sessions=namespace.max_sessions,
         max_viewers=namespace.max_viewers,
         max_ranks=namespace.max_ranks,
+        requests_per_s=float(namespace.max_rate),
         lease_s=namespace.lease,
         orphan_s=namespace.orphan_timeout,
         threads=namespace.threads,
