@@ -12,8 +12,12 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from scope_runners.serve.bounded_http import HEAD_S
+from scope_runners.serve.commands import MOST_PROMPT
 from scope_runners.serve.histogram import BOUNDS_S, Histogram
 from scope_runners.serve.metrics import ServerMetrics, metrics_router
+from scope_runners.serve.request_body import BODY_S
+from scope_runners.serve.settings import ServeSettings
 from tests.serve.viewed import NOT_READY_YET, ViewedSession, stats, view
 
 GUIDE = Path(__file__).parents[2] / "runbooks" / "guides" / "serving.md"
@@ -99,6 +103,24 @@ def test_a_deleted_session_takes_its_series_along() -> None:
     assert b"4f0c" in metrics.text()
     sessions.clear()
     assert b"4f0c" not in metrics.text()
+
+
+def test_the_guide_lists_the_limits_that_hold() -> None:
+    rows = re.findall(r"^\| ([^|`]+) \| ([^|]+) \| [^|]*\|$", GUIDE.read_text(), re.M)
+    figures = {name: re.findall(r"\d[\d,]*\b", said) for name, said in rows}
+    settings = ServeSettings()
+    limits = {
+        "sessions": [str(settings.max_sessions)],
+        "viewers of a session": [str(settings.max_viewers)],
+        "ranks of a session that a client asks for": [str(settings.max_ranks)],
+        "lead of generation over what is shown": [f"{settings.pace.lead_chunks:g}"],
+        "requests of one client": [f"{settings.requests_per_s:g}"],
+        "a request's body": [str(settings.max_body_bytes // 2**20), f"{BODY_S:g}"],
+        "a request's head": [f"{HEAD_S:g}"],
+        "a prompt": [f"{MOST_PROMPT:,}"],
+        "ranks without a server": [f"{settings.orphan_s:g}"],
+    }
+    assert {name: figures.get(name) for name in limits} == limits
 
 
 def test_the_guide_lists_every_metric_and_no_other() -> None:
