@@ -11,11 +11,18 @@ export class Refused extends Error {
 
 export class NoAnswer extends Error {}
 
-/** A transport that the server did not begin; `busy`: it may at another time, and no other would now. */
-export class Unanswered extends Error {
-  constructor(what, status) {
-    super(`${what}: the server answered ${status}`);
-    this.busy = [404, 409, 429, 502, 503].includes(status);
+/** A transport that the server did not begin. `busy`: it may at another time, and begins no other now; `isTold`:
+ *  the person can do something about it. */
+export class NotBegun extends Error {
+  constructor(status, sentence) {
+    super(sentence);
+    this.busy = [401, 403, 404, 409, 429, 502, 503].includes(status);
+    this.isTold = [401, 403, 503].includes(status);
+  }
+
+  static async of(response) {
+    const answer = await response.json().catch(() => undefined);
+    return new NotBegun(response.status, sentence(answer, response.status));
   }
 }
 

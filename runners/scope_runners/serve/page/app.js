@@ -19,6 +19,7 @@ const prompt = byId("prompt");
 const player = new Player({
   video: byId("video"), canvas: byId("mjpeg"), still: byId("still"),
   told: (name, first) => session?.video(name, first),
+  refused: (sentence) => banners.set("video", sentence && `No video: ${sentence}`, { tone: "warn" }),
 });
 const history = new History((text) => {
   prompt.value = text;
@@ -188,5 +189,11 @@ new Shortcuts([
   ["f", "f", "full screen and back", () => (document.fullscreenElement ? document.exitFullscreen() : byId("stage").requestFullscreen())],
   ["?", "?", "this list", help],
 ]);
+
+/* ---- leaving ---- */
+
+// A viewer that says goodbye makes room at once; one that vanishes is noticed after half a minute.
+addEventListener("pagehide", () => player.drop());
+addEventListener("pageshow", (event) => event.persisted && location.reload());
 
 find();

@@ -1,5 +1,5 @@
 /** Invariant: one banner a cause; a state's banner goes when the state does, a retraction's when it is closed. */
-import { byId, make, setText } from "./dom.js";
+import { byId, make } from "./dom.js";
 
 export class Banners {
   constructor() {
@@ -10,15 +10,10 @@ export class Banners {
   /** Shows, changes or (with null) removes the banner of `cause`. */
   set(cause, text, { tone = "quiet", closable = false, action = null } = {}) {
     const old = this.shown.get(cause);
-    if (text === null) {
-      old?.remove();
-      this.shown.delete(cause);
-      return;
-    }
-    if (old) {
-      old.dataset.tone = tone;
-      return setText(old.firstElementChild, text);
-    }
+    if (old !== undefined && old.firstElementChild.textContent === text) return; // said once is enough
+    old?.remove();
+    this.shown.delete(cause);
+    if (text === null) return;
     const banner = make("div", { className: "banner" }, make("p", { textContent: text }));
     banner.dataset.tone = tone;
     banner.dataset.cause = cause;

@@ -1,6 +1,6 @@
 /** Invariant: the playhead is inside what is buffered and within a second of its end; what was played is given
  *  back. The codec is read off the init segment, so that the server need not say it twice. */
-import { socketAddress } from "./api.js";
+import { NotBegun, socketAddress } from "./api.js";
 
 /** `avc1.PPCCLL` of the avcC box of an init segment. */
 function codecOf(bytes) {
@@ -30,7 +30,13 @@ export class FragmentTransport {
     this.socket = new WebSocket(socketAddress(this.url));
     this.socket.binaryType = "arraybuffer";
     this.socket.onmessage = ({ data }) => typeof data !== "string" && this.take(new Uint8Array(data));
-    this.socket.onclose = () => this.fail("the MP4 socket closed");
+    this.socket.onclose = ({ code, reason }) => this.closed(code, reason);
+  }
+
+  /** Codes from 4000 are the server's own: an HTTP status and 4000. */
+  closed(code, reason) {
+    if (code > 4000) this.fail(new NotBegun(code - 4000, reason));
+    else this.fail("the MP4 socket closed");
   }
 
   take(bytes) {

@@ -1,6 +1,6 @@
 /** Invariant: one part of the multipart answer is one picture drawn; the buffer never holds more than one part
  *  and what came with it. Read with fetch and not by an <img>, which tells nothing when its stream ends. */
-import { Unanswered } from "./api.js";
+import { NotBegun } from "./api.js";
 
 const MOST_BYTES = 16 << 20;
 
@@ -27,7 +27,7 @@ export class MjpegTransport {
 
   async start() {
     const response = await fetch(this.url, { cache: "no-store", signal: this.abort.signal });
-    if (!response.ok) throw new Unanswered("MJPEG", response.status);
+    if (!response.ok) throw await NotBegun.of(response);
     this.read(response.body.getReader()).catch((error) => this.fail(`MJPEG: ${error.message}`));
   }
 

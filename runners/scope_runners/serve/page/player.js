@@ -11,9 +11,10 @@ const LATE_MS = 4000; // a picture of a chunk that the server has shown
 const MOST_MISSES = 2;
 
 export class Player {
-  /** `told(name, first)`: a transport shows its first picture, or is tried (`first` false). */
-  constructor({ video, canvas, still, told }) {
-    Object.assign(this, { video, canvas, still, told, urls: null, wanted: "auto", at: 0, misses: 0 });
+  /** `told(name, first)`: a transport shows its first picture, or is tried (`first` false).
+   *  `refused(sentence)`: the server shows this page no video, for a reason that a person can change; null: it does. */
+  constructor({ video, canvas, still, told, refused }) {
+    Object.assign(this, { video, canvas, still, told, refused, urls: null, wanted: "auto", at: 0, misses: 0 });
     Object.assign(this, { transport: null, showing: false, watch: 0 });
     this.backoff = new Backoff(300, 5000);
     this.order = Object.keys(KINDS).filter((kind) => KINDS[kind].possible());
@@ -60,7 +61,7 @@ export class Player {
     this.watch = 0;
     if (document.hidden) return; // a page in the background is given no frames
     if (!this.showing) this.misses = MOST_MISSES;
-    this.failed("no picture came", true);
+    this.failed("no picture came");
   }
 
   restart() {
@@ -75,7 +76,7 @@ export class Player {
     this.transport = transport;
     this.told(KINDS[this.kind].name, false);
     if (transport.element === this.video) this.ask();
-    transport.start().catch((error) => transport === this.transport && this.failed(error.message, error.busy));
+    transport.start().catch((error) => transport === this.transport && this.failed(error));
   }
 
   /** One callback for the next frame of the video element. */
@@ -90,6 +91,7 @@ export class Player {
     if (!this.showing) {
       this.showing = true;
       this.misses = 0;
+      this.refused(null);
       this.backoff.reset();
       this.lay(this.transport.element);
       this.told(KINDS[this.kind].name, true);
@@ -102,9 +104,11 @@ export class Player {
     this.watch = 0;
   }
 
-  failed(reason, busy = false) {
+  /** `reason`: a sentence, or a `NotBegun` of the server. */
+  failed(reason) {
     console.info(`video by ${this.kind}: ${reason}`);
-    if (!this.showing && !busy) this.misses += 1;
+    if (reason.isTold) this.refused(reason.message);
+    if (!this.showing && !reason.busy) this.misses += 1;
     if (this.wanted === "auto" && this.misses >= MOST_MISSES) {
       this.at += 1;
       this.misses = 0;

@@ -81,8 +81,8 @@ export class SessionPage {
   async lost(code, reason) {
     this.player.halt();
     this.show("connecting");
-    const before = this.view !== null;
-    this.banners.set("link", before ? "The server does not answer. The page goes on trying; the last picture stays." : "Connecting to the server.");
+    const unanswered = this.view === null ? "Connecting to the server." : "The server does not answer. The page goes on trying; the last picture stays.";
+    this.banners.set("link", code > 4000 ? reason : unanswered); // those are the server's own words
     try {
       await call("GET", sessionPath(this.id));
     } catch (error) {
@@ -98,7 +98,6 @@ export class SessionPage {
     setText(byId("about"), [plan && tp > 1 ? `${plan}, tp ${tp}` : plan, width && `${width} × ${height}`, fps && `${fps} frames/s`].filter(Boolean).join(" · "));
     const ended = ENDED.has(state);
     const action = ended ? { name: "Start another", run: () => this.again() } : null;
-    this.banners.set("state", null);
     this.banners.set("state", told(state, detail), { tone: ended ? "bad" : state === "starting" ? "quiet" : "warn", action });
     const broken = view.broken_on_purpose ? `Broken on purpose: ${view.broken_on_purpose}.` : null;
     this.banners.set("broken", broken, { tone: "warn" });

@@ -1,6 +1,6 @@
 /** Invariant: one connection a transport; its end, for whatever reason, is told once by `failed`. WHEP as in
  *  draft-ietf-wish-whep: the offer is posted whole, the answer comes with 201 and a Location. */
-import { pause, Unanswered } from "./api.js";
+import { pause, NotBegun } from "./api.js";
 
 const GATHER_MS = 400; // the server's candidates are enough where ours are late
 const LOST_MS = 3000; // "disconnected" may heal by itself, this long
@@ -29,7 +29,7 @@ export class WebRtcTransport {
       method: "POST", headers: { "content-type": "application/sdp" },
       body: this.peer.localDescription.sdp, signal: AbortSignal.timeout(10000),
     });
-    if (response.status !== 201) throw new Unanswered("WHEP", response.status);
+    if (response.status !== 201) throw await NotBegun.of(response);
     this.resource = response.headers.get("location");
     const sdp = await response.text();
     if (this.ended) return this.forget();
