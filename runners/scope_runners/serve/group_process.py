@@ -82,7 +82,7 @@ class _Report:
         for event in newest:
             connection.send(event)
 
-    def _obey(self, connection: Connection, message: Message) -> None:
+    def _obey(self, connection: Connection, message: Message, body: bytearray) -> None:
         if not isinstance(message, End):
             raise LinkError(f"a server does not send {type(message).__name__} to a launcher")
         _end_group()

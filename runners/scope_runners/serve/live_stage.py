@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scope_runners.serve.events import EventLog
+from scope_runners.serve.given_video import GivenVideo
 from scope_runners.serve.measurements import Measurements
 from scope_runners.serve.media.frame import PlayedFrame
 from scope_runners.serve.media.hub import MediaHub
@@ -36,7 +37,7 @@ class LiveStage:
         receipts: ReceiptBook,
         measured: Measurements,
         events: EventLog,
-        send: Callable[[Message], None],
+        send: Callable[[Message, bytes], None],
         clock: Callable[[], float],
     ) -> None:
         """`send` reaches rank0 where it is there, and is called with the lock."""
@@ -52,6 +53,13 @@ class LiveStage:
         self._playout: Playout | None = None
         self.hub: MediaHub | None = None
         self._is_paused = False
+        self.video = GivenVideo()
+        """Pictures that chunks begin with."""
+
+    @property
+    def ready(self) -> RankReady | None:
+        """What rank0 said last; None before it was ready once."""
+        return self._ready
 
     def open(self, ready: RankReady, *, next_chunk: int) -> None:
         """Rank0 is there, and begins chunks from `next_chunk` on."""
@@ -68,8 +76,9 @@ class LiveStage:
             self._is_open = False
 
     def close(self) -> None:
-        """Show no more; ends viewers and recordings."""
+        """Show no more; ends viewers, recordings and video input."""
         self.suspend()
+        self.video.end()
         if self._playout is not None:
             self._playout.close()
         if self.hub is not None:
@@ -98,7 +107,9 @@ class LiveStage:
         with self._lock:
             self._credit_end += 1
             self._pace.granted(self._clock())
-            self._send(Credit(end=self._credit_end))
+            if self._ready is not None and (given := self.video.next(self._ready)) is not None:
+                self._send(*given)
+            self._send(Credit(end=self._credit_end), b"")
 
     def chunk_in(self, num_chunks: int) -> int:
         """The chunk that is begun so many after the next one; -1 for none."""
@@ -173,6 +184,7 @@ class LiveStage:
             "lead_s": timeline.media_left_s if timeline is not None else 0.0,
             "expected_chunk_s": self._pace.expected_s,
             "drops": drops,
+            "input": self.video.told,
             **media,
         }
 
@@ -215,6 +227,6 @@ class LiveStage:
                 return min(in_s, _IDLE_TICK_S)
             for receipt in self._receipts.due(self._credit_end):
                 self._receipts.post_now(receipt)
-                self._send(command_of(receipt))
+                self._send(command_of(receipt), b"")
             self.grant()
         return 0.0

@@ -131,6 +131,19 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """What the next chunks begin with, until others come; the body is `num_frames` pictures as of a
+    chunk. None of them is no input any more."""
+
+    num_frames: int
+    height: int
+    width: int
+    noise_scale: float
+    crc32: int
+    """Over the body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """Something for rank0 to take; fields that its kind does not need keep their defaults."""
 
@@ -203,6 +216,7 @@ Message = (
     | ChunkHeader
     | Taken
     | Credit
+    | Pictures
     | Command
     | Outcome
     | Retracted

@@ -105,7 +105,9 @@ def _session(files: SessionFiles, setup: StreamSetup, instruments: Instruments) 
 
 
 def _stream(files: SessionFiles, job: StreamJob, session: StreamSession, link: ServerLink) -> None:
-    chunks = session.stream(job.prompt, acknowledged=lambda: link.num_taken, pace=link)
+    chunks = session.stream(
+        job.prompt, acknowledged=lambda: link.num_taken, pace=link, video_input=link
+    )
     files.rewound()  # what was asked for is in the log now
     link.open(_ready(session), timeout_s=_WELCOME_S)
     window, epoch, num_latents = session.setup.cache_spec.window_frames, -1, 0

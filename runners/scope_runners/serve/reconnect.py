@@ -26,7 +26,7 @@ class Reconnecting:
         session_id: str,
         *,
         on_connected: Callable[[Connection], None],
-        on_message: Callable[[Connection, Message], None],
+        on_message: Callable[[Connection, Message, bytearray], None],
         on_lost: Callable[[], None],
         role: Role = Role.RANK0,
     ) -> None:
@@ -88,8 +88,8 @@ class Reconnecting:
             self._on_connected(connection)
             self._connection = connection
             while True:
-                message, _ = connection.receive()
-                self._on_message(connection, message)
+                message, body = connection.receive()
+                self._on_message(connection, message, body)
         except LinkError as error:
             if not self._is_closed.is_set():
                 _LOG.warning("the server of this session: %s", error)

@@ -15,9 +15,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from scope_contracts.errors import LinkError, ScopeError
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
+from scope_rt.control.video_input import InputPictures
 from scope_runners.serve.messages import (
     ChunkHeader,
     Command,
@@ -27,6 +30,7 @@ from scope_runners.serve.messages import (
     Failed,
     Message,
     Outcome,
+    Pictures,
     RankReady,
     Taken,
     Welcome,
@@ -70,6 +74,7 @@ class ServerLink:
         """Sent, and not taken as far as is known."""
         self._outcomes: dict[str, Outcome | None] = {}
         """By command; None where it is posted and not answered."""
+        self._pictures: InputPictures | None = None
         self._has_ended = False
         self._is_closed = False
         self._server = Reconnecting(
@@ -122,6 +127,10 @@ class ServerLink:
             self._asked_for = chunk_index
             self._state.wait_for(lambda: self._has_ended or chunk_index < self._credit_end)
             return not self._has_ended
+
+    def newest(self, num_frames: int) -> InputPictures | None:
+        """As `VideoInput.newest`: what the server has sent last."""
+        return self._pictures
 
     def give(self, chunk: Chunk, *, cache_fill: float) -> None:
         """Hand over a chunk; blocks while the server has not read those before it."""
@@ -188,7 +197,7 @@ class ServerLink:
         assert ready is not None, "opened with it"
         connection.send(ready)
 
-    def _received(self, connection: Connection, message: Message) -> None:
+    def _received(self, connection: Connection, message: Message, body: bytearray) -> None:
         match message:
             case Welcome():
                 self._welcomed(connection, message)
@@ -200,6 +209,8 @@ class ServerLink:
                 self._taken(num_taken)
             case Command():
                 self._post(message)
+            case Pictures():
+                self._give(message, body)
             case End():
                 self._end()
             case _:
@@ -231,6 +242,15 @@ class ServerLink:
                 self._untaken.popleft()
             self._num_taken = max(self._num_taken, num_taken)
             self._state.notify_all()
+
+    def _give(self, pictures: Pictures, body: bytearray) -> None:
+        """Pictures that came damaged are none: newer ones come with the next chunk."""
+        given = None
+        if pictures.num_frames and zlib.crc32(body) == pictures.crc32:
+            shape = (pictures.num_frames, pictures.height, pictures.width, 3)
+            frames = np.frombuffer(body, dtype=np.uint8).reshape(shape)
+            given = InputPictures(frames=frames, noise_scale=pictures.noise_scale)
+        self._pictures = given
 
     def _post(self, command: Command) -> None:
         """Once, however often it is sent."""

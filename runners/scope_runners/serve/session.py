@@ -404,12 +404,12 @@ class LiveSession:
         slowness = self.stage.slowness
         return (SessionState.DEGRADED, slowness) if slowness else (SessionState.LIVE, "live")
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Message, body: bytes = b"") -> None:
         """To rank0, where it is there."""
         rank0 = self._rank0
         if rank0 is not None:
             try:
-                rank0.send(message)
+                rank0.send(message, body)
             except LinkError as error:
                 _LOG.info("%s", error)
 

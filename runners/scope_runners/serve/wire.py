@@ -18,7 +18,7 @@ import msgpack
 
 from scope_contracts.errors import FieldError, LinkError, UserInputError, mismatch
 from scope_contracts.plain import PlainRules, from_plain, to_plain
-from scope_runners.serve.messages import ChunkHeader, Message
+from scope_runners.serve.messages import ChunkHeader, Message, Pictures
 
 MAX_HEADER_BYTES = 2**20
 MAX_BODY_BYTES = 2**29
@@ -98,7 +98,7 @@ class Connection:
 
 def _check_body(message: Message, num_body: int) -> None:
     want = 0
-    if isinstance(message, ChunkHeader):
+    if isinstance(message, ChunkHeader | Pictures):
         want = message.num_frames * message.height * message.width * 3
     if num_body != want:
         raise FieldError(mismatch("bytes of the body", got=num_body, want=want))

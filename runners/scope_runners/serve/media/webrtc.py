@@ -63,12 +63,7 @@ class Peers:
     """The WebRTC viewers of one session; used on one event loop."""
 
     def __init__(self, ice_servers: tuple[IceServer, ...]) -> None:
-        self._ice_servers = [
-            RTCIceServer(
-                urls=each.url, username=each.username or None, credential=each.credential or None
-            )
-            for each in ice_servers
-        ]
+        self._ice_servers = ice_of(ice_servers)
         self._peers: dict[str, RTCPeerConnection] = {}
         self._viewers: dict[str, Viewer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,3 +156,13 @@ class Peers:
         """End all viewers."""
         for name in list(self._peers):
             await self.close(name)
+
+
+def ice_of(servers: tuple[IceServer, ...]) -> list[RTCIceServer]:
+    """As aiortc takes them."""
+    return [
+        RTCIceServer(
+            urls=each.url, username=each.username or None, credential=each.credential or None
+        )
+        for each in servers
+    ]

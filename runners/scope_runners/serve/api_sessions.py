@@ -1,0 +1,69 @@
+"""Sessions over HTTP: started, listed, forked, ended."""
+
+from typing import Any
+
+from fastapi import FastAPI, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+
+from scope_runners.serve.api_state import Api
+from scope_runners.serve.asked_settings import check_asked
+from scope_runners.serve.commands import MOST_PROMPT
+
+
+class NewSession(BaseModel):
+    """A stream to start."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt: str = Field(min_length=1, max_length=MOST_PROMPT)
+    config: dict[str, str | int | float | bool | None] = Field(
+        default_factory=dict, description="settings of StreamConfig by name, such as plan and seed"
+    )
+    lease_s: float | None = Field(None, ge=0, le=1e9, description="0 is for ever")
+
+
+class Fork(BaseModel):
+    """A stream that continues a copy of another one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    chunk_index: int = Field(ge=0, le=2**31)
+    prompt: str | None = Field(None, min_length=1, max_length=MOST_PROMPT)
+
+
+def add_sessions(app: FastAPI, api: Api) -> None:
+    @app.post("/v1/sessions", status_code=201)
+    async def create(asked: NewSession) -> dict[str, Any]:
+        settings = {name: value for name, value in asked.config.items() if value is not None}
+        check_asked(settings, api.sessions.settings)
+        session = await run_in_threadpool(
+            api.sessions.create, asked.prompt, settings, lease_s=asked.lease_s
+        )
+        return session.view()
+
+    @app.get("/v1/sessions")
+    async def listed() -> list[dict[str, Any]]:
+        return [each.view() for each in api.sessions.all()]
+
+    @app.get("/v1/sessions/{session_id}")
+    async def shown(session_id: str) -> dict[str, Any]:
+        return api.session(session_id).view()
+
+    @app.delete("/v1/sessions/{session_id}", status_code=204)
+    async def deleted(session_id: str) -> Response:
+        api.session(session_id)
+        if session_id in api.peers:
+            await api.peers.pop(session_id).close_all()
+        await run_in_threadpool(api.sessions.delete, session_id)
+        return Response(status_code=204)
+
+    @app.post("/v1/sessions/{session_id}/lease")
+    async def renewed(session_id: str) -> dict[str, float]:
+        return {"lease_s": api.session(session_id).record.lease_s}
+
+    @app.post("/v1/sessions/{session_id}/fork", status_code=201)
+    async def forked(session_id: str, asked: Fork) -> dict[str, Any]:
+        parent = api.session(session_id)
+        fork = await run_in_threadpool(api.sessions.fork, parent, asked.chunk_index, asked.prompt)
+        return fork.view()
