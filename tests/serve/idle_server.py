@@ -37,6 +37,7 @@ class IdleServer:
 @contextmanager
 def idle_server(settings: ServeSettings) -> Iterator[IdleServer]:
     sessions = Sessions(settings)
+    sessions.open()
     server = uvicorn_of(create_app(sessions), settings)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
