@@ -19,6 +19,9 @@ class Experiment:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "bench-gpu": Experiment("scope_lab.gpu_bench.run", "all of one GPU, in under ten minutes"),
+    "bench-serve": Experiment(
+        "scope_lab.serve_bench.run", "what viewers and recordings cost a served stream"
+    ),
     "bench_contract": Experiment("scope_lab.bench_contract", "what the contract costs a chunk"),
     "bench_integrity": Experiment(
         "scope_lab.bench_integrity", "what verifying numbers and state costs a chunk"

@@ -135,7 +135,8 @@ def test_rank0_is_told_of_pictures_with_each_chunk_and_once_that_there_are_none(
     for _ in range(2):
         given = video.next(READY)
         assert given is not None
-        assert (given[0].num_frames, given[0].noise_scale) == (1, pytest.approx(0.4))
+        assert given[0].num_frames == 1
+        assert given[0].noise_scale == pytest.approx(0.4)
     video.begin(other, MotionNoise(low=0.2, high=0.4))
     assert source.is_closed
     video.end(source)

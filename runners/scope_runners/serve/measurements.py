@@ -26,6 +26,8 @@ class Measurements:
     cache_epoch: int = -1
     cache_fill: float = 0.0
     stage_ms: dict[str, deque[float]] = field(default_factory=dict)
+    newest_ms: dict[str, float] = field(default_factory=dict)
+    """The stages of the chunk that came last."""
     latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_LATENCIES))
     _stages: dict[str, Histogram] = field(default_factory=dict)
     _latency: Histogram = field(default_factory=Histogram)
@@ -47,7 +49,9 @@ class Measurements:
             self.num_frames += num_frames
             self.num_late += is_late
             self.cache_epoch, self.cache_fill = cache_epoch, cache_fill
-            for stage, ms in stage_ms:
+            newest = dict(stage_ms)
+            self.newest_ms = newest
+            for stage, ms in newest.items():
                 self.stage_ms.setdefault(stage, deque(maxlen=_NUM_CHUNKS)).append(ms)
                 self._stages.setdefault(stage, Histogram()).observe(ms / 1e3)
 
@@ -96,6 +100,7 @@ class Measurements:
                 "retracted_chunks": self.num_retracted,
                 "parity": "bad" if self.num_retracted else "good" if self.num_chunks else "unknown",
                 "deadline_attainment": attained,
+                "newest_ms": dict(self.newest_ms),
                 "chunks": self.num_chunks,
                 "frames": self.num_frames,
             }

@@ -1,0 +1,1 @@
+"""What viewers and recordings cost a stream that is served."""
