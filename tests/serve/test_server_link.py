@@ -1,0 +1,177 @@
+"""Whatever is sent twice because a server came back, rank0 does once, and says again."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scope_runners.serve.messages import (
+    Applied,
+    ChunkHeader,
+    Command,
+    CommandKind,
+    Hello,
+    Message,
+    Outcome,
+    RankReady,
+    Taken,
+    Welcome,
+)
+from scope_runners.serve.server_link import ServerLink
+from scope_runners.serve.wire import Connection, socket_path
+
+READY = RankReady(
+    attempt=0,
+    fps=16,
+    height=4,
+    width=4,
+    plan="single",
+    tp=1,
+    world_size=1,
+    max_in_flight=1,
+    chunk_frames=2,
+    cache_bytes=0,
+    next_chunk=0,
+    resumed=True,
+    applied=(Applied(command_id="before", chunk_index=5, cache_epoch=2),),
+)
+BOUND_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """Answers a command at once, as applied at a chunk."""
+
+    chunk_index: int
+
+    def when_answered(self, call: Any) -> None:
+        call()
+
+    def wait(self, timeout_s: float) -> Any:
+        return SimpleNamespace(chunk_index=self.chunk_index, cache_epoch=0, superseded=False)
+
+
+@dataclass(slots=True)
+class Rank0:
+    link: Any
+    listener: socket.socket
+    steered: list[str]
+    connections: list[Connection]
+
+    def server(self, *, num_taken: int = 0, last_taken: int = -1) -> Connection:
+        """A server to which rank0 has connected, and said what it is."""
+        end, _ = self.listener.accept()
+        end.settimeout(BOUND_S)
+        connection = Connection(end)
+        self.connections.append(connection)
+        assert isinstance(connection.receive()[0], Hello)
+        assert isinstance(connection.receive()[0], RankReady)
+        connection.send(Welcome(num_taken=num_taken, last_taken=last_taken, orphan_s=BOUND_S))
+        return connection
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Rank0, Connection]]:
+    """Rank0 and the first server it found."""
+    path = socket_path(folder)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(4)
+    listener.settimeout(BOUND_S)
+    steered: list[str] = []
+
+    def steer(command: Command) -> Any:
+        steered.append(command.command_id)
+        return Steered(chunk_index=7)
+
+    link = ServerLink(path, "9a", steer=steer, rewind=lambda chunk_index: None)
+    rank0 = Rank0(link, listener, steered, [])
+    opener = threading.Thread(target=link.open, args=(READY,), kwargs={"timeout_s": BOUND_S})
+    opener.start()
+    try:
+        server = rank0.server()
+        opener.join(BOUND_S)
+        yield rank0, server
+    finally:
+        link.close(timeout_s=0.0)
+        for connection in rank0.connections:
+            connection.close()
+        listener.close()
+        path.unlink(missing_ok=True)
+
+
+def next_of(connection: Connection, kind: type[Message]) -> Any:
+    while not isinstance(message := connection.receive()[0], kind):
+        continue
+    return message
+
+
+def chunk(index: int) -> Any:
+    return SimpleNamespace(
+        chunk_index=index,
+        cache_epoch=0,
+        prompt="a",
+        frames=np.zeros((2, 4, 4, 3), dtype=np.uint8),
+        generator_calls=5,
+        recomputed=False,
+        kv_cache_attention_bias=1.0,
+        latents_sha256="",
+        stage_ms={"plan": 0.5},
+    )
+
+
+def cut(name: str) -> Command:
+    return Command(command_id=name, kind=CommandKind.HARD_CUT)
+
+
+def test_a_command_that_an_earlier_process_applied_is_answered_and_not_applied_again(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path) as (rank0, server):
+        server.send(cut("before"))
+        server.send(cut("new"))
+        told = {}
+        while "new" not in told:
+            outcome = next_of(server, Outcome)
+            told[outcome.command_id] = outcome.chunk_index
+        assert told == {"before": 5, "new": 7}
+        assert rank0.steered == ["new"]
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_command_that_is_sent_twice_is_applied_once(tmp_path: Path, comes_back: bool) -> None:
+    with opened(tmp_path) as (rank0, server):
+        server.send(cut("mine"))
+        while next_of(server, Outcome).command_id != "mine":
+            continue
+        if comes_back:
+            server.close()
+            server = rank0.server()
+        server.send(cut("mine"))
+        while next_of(server, Outcome).command_id != "mine":
+            continue
+        assert rank0.steered == ["mine"]
+
+
+@pytest.mark.parametrize("is_acknowledged", [False, True])
+def test_a_server_that_comes_back_is_sent_what_it_lacks_and_nothing_twice(
+    tmp_path: Path, is_acknowledged: bool
+) -> None:
+    with opened(tmp_path) as (rank0, server):
+        rank0.link.give(chunk(0), cache_fill=0.0)
+        rank0.link.give(chunk(1), cache_fill=0.0)
+        assert [next_of(server, ChunkHeader).chunk_index for _ in range(2)] == [0, 1]
+        if is_acknowledged:
+            server.send(Taken(num_taken=1))
+        server.close()
+        server = rank0.server(num_taken=1, last_taken=0)
+        rank0.link.give(chunk(2), cache_fill=0.0)
+        assert [next_of(server, ChunkHeader).chunk_index for _ in range(2)] == [1, 2]
+        assert rank0.link.num_taken == 1
