@@ -97,6 +97,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"how long ranks wait for a server that was killed (default {ORPHAN_S:g})",
     )
+    add(
+        "--publish",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="send the session that is started at once there too: rtmp://, srt://, rtsp://, or "
+        "http(s):// of a WHIP endpoint; may be repeated",
+    )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add(
         "--config",
@@ -149,6 +157,7 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
         requests_per_s=float(namespace.max_rate),
         lease_s=namespace.lease,
         orphan_s=namespace.orphan_timeout,
+        publish=tuple(namespace.publish),
         threads=namespace.threads,
         pace=PaceRules(lead_chunks=namespace.lead),
         ice_servers=tuple(map(_ice_server, namespace.ice)),

@@ -21,6 +21,8 @@ class Measurements:
     num_frames: int = 0
     num_recoveries: int = 0
     num_retracted: int = 0
+    is_wrong: bool = False
+    """Whether chunks were retracted and none was made in their place yet."""
     num_late: int = 0
     """Chunks that came when their first frame was due already."""
     cache_epoch: int = -1
@@ -46,6 +48,7 @@ class Measurements:
         """A chunk has come."""
         with self._lock:
             self.num_chunks += 1
+            self.is_wrong = False
             self.num_frames += num_frames
             self.num_late += is_late
             self.cache_epoch, self.cache_fill = cache_epoch, cache_fill
@@ -98,7 +101,7 @@ class Measurements:
                 "cache_epoch": self.cache_epoch,
                 "recoveries": self.num_recoveries,
                 "retracted_chunks": self.num_retracted,
-                "parity": "bad" if self.num_retracted else "good" if self.num_chunks else "unknown",
+                "parity": "bad" if self.is_wrong else "good" if self.num_chunks else "unknown",
                 "deadline_attainment": attained,
                 "newest_ms": dict(self.newest_ms),
                 "chunks": self.num_chunks,

@@ -433,6 +433,7 @@ class LiveSession:
             if each in self._retractions:
                 continue
             self._retractions.append(each)
+            self.measured.is_wrong = True
             self.measured.num_retracted += each.last_chunk - each.first_chunk + 1
             if self.hub is not None:
                 self.hub.retracted(each)

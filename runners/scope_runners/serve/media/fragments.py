@@ -7,7 +7,8 @@ from io import BytesIO
 
 import av
 
-from scope_runners.serve.media.encoder import CLOCK, Encoded
+from scope_runners.serve.media.encoder import Encoded
+from scope_runners.serve.media.muxing import packet_for, stream_for
 from scope_runners.serve.media.rendition import Rendition
 
 _FLAGS = "frag_every_frame+empty_moov+default_base_moof+omit_tfhd_offset"
@@ -69,10 +70,7 @@ class _Muxer:
         self._container = av.open(
             self._file, "w", format="mp4", options={"movflags": _FLAGS, "flush_packets": "1"}
         )
-        # A demuxer finds the parameter sets in a keyframe, which a muxer needs beforehand.
-        with av.open(BytesIO(key.data), format="h264") as source:
-            self._stream = self._container.add_stream_from_template(source.streams.video[0])
-        self._stream.time_base = CLOCK
+        self._stream = stream_for(self._container, key)
         self._container.start_encoding()
         self.initialisation = self._taken()
         self._before: Encoded | None = None
@@ -80,12 +78,7 @@ class _Muxer:
     def fragment_of(self, encoded: Encoded) -> Encoded | None:
         """The fragment of the frame before, which is known to end now; None of the first."""
         before, self._before = self._before, encoded
-        packet = av.Packet(encoded.data)
-        packet.pts = packet.dts = encoded.time_90k
-        packet.time_base = CLOCK
-        packet.is_keyframe = encoded.is_key
-        packet.stream = self._stream
-        self._container.mux_one(packet)
+        self._container.mux_one(packet_for(self._stream, encoded))
         data = self._taken()
         if before is None or not data:
             return None

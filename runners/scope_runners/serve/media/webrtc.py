@@ -38,8 +38,10 @@ class RenditionTrack(MediaStreamTrack):
 
     kind = "video"
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_packet: Callable[[], None] = lambda: None) -> None:
+        """`on_packet` is called with each packet that is taken."""
         super().__init__()
+        self._on_packet = on_packet
         self._viewer: asyncio.Future[Viewer] = asyncio.get_running_loop().create_future()
 
     def watch(self, viewer: Viewer) -> None:
@@ -53,6 +55,7 @@ class RenditionTrack(MediaStreamTrack):
         if encoded is None:
             self.stop()
             raise MediaStreamError
+        self._on_packet()
         packet = av.Packet(encoded.data)
         packet.pts = packet.dts = encoded.time_90k
         packet.time_base = CLOCK
@@ -100,19 +103,16 @@ class Peers:
     async def _negotiate(self, peer: RTCPeerConnection, hub: MediaHub, offer: str) -> Viewer:
         track = RenditionTrack()
         transceiver = peer.addTransceiver(track, direction="sendonly")
-        capabilities = RTCRtpSender.getCapabilities("video").codecs
-        ours = [each for name in _CODECS for each in capabilities if each.mimeType == name]
-        transceiver.setCodecPreferences(ours)
+        prefer_ours(transceiver)
         await peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
         if transceiver.mid is None:
             raise UserInputError("the offer has no video to receive; offer recvonly video")
         await peer.setLocalDescription(await peer.createAnswer())
-        codec = _CODECS.get(transceiver._codecs[0].mimeType) if transceiver._codecs else None
+        codec = codec_of(transceiver)
         if codec is None:
             raise UserInputError("the offer has neither H.264 nor VP8; offer one of them")
         viewer = hub.join(codec, asyncio.get_running_loop())
-        # A viewer that lost a packet asks for a keyframe; aiortc would ask an encoder of its own.
-        setattr(transceiver.sender, "_send_keyframe", partial(hub.ask_for_key, codec))  # noqa: B010
+        use_requests(transceiver, hub, codec)
         track.watch(viewer)
         return viewer
 
@@ -166,3 +166,20 @@ def ice_of(servers: tuple[IceServer, ...]) -> list[RTCIceServer]:
         )
         for each in servers
     ]
+
+
+def prefer_ours(transceiver: Any) -> None:
+    """Negotiate H.264, else VP8, and nothing else."""
+    capabilities = RTCRtpSender.getCapabilities("video").codecs
+    ours = [each for name in _CODECS for each in capabilities if each.mimeType == name]
+    transceiver.setCodecPreferences(ours)
+
+
+def codec_of(transceiver: Any) -> Codec | None:
+    """What was negotiated; None where that is none of ours."""
+    return _CODECS.get(transceiver._codecs[0].mimeType) if transceiver._codecs else None
+
+
+def use_requests(transceiver: Any, hub: MediaHub, codec: Codec) -> None:
+    """Whoever lost a packet asks for a keyframe; aiortc would ask an encoder of its own."""
+    transceiver.sender._send_keyframe = partial(hub.ask_for_key, codec)
