@@ -69,8 +69,11 @@ def test_an_ffmpeg_listener_gets_the_stream_again_after_it_was_gone(
         publication = published(shown, url)
         publication.start()
         first = listener("first.ts")
+
         # A listener looks at some seconds of a stream before it writes any.
-        is_final = lambda: publication.state is PublicationState.FAILED  # noqa: E731
+        def is_final() -> bool:
+            return publication.state is PublicationState.FAILED
+
         await until(lambda: has_begun("first.ts") or is_final(), "a listener gets packets")
         if is_final():
             first.kill()

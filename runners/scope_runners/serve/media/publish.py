@@ -3,22 +3,21 @@ it is told to end, and never at the stream's cost."""
 
 import asyncio
 import contextlib
+import sys
 import urllib.request
 import uuid
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 from urllib.error import URLError
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
-import av
 from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
 
 from scope_contracts.errors import UserInputError
-from scope_rt.disk import DaemonExecutor
 from scope_runners.serve.media.encoder import Codec
 from scope_runners.serve.media.hub import MediaHub
-from scope_runners.serve.media.muxing import packet_for, stream_for
+from scope_runners.serve.media.mux_process import HEAD, NO_PROTOCOL
 from scope_runners.serve.media.viewer import Viewer
 from scope_runners.serve.media.webrtc import RenditionTrack, codec_of, prefer_ours, use_requests
 
@@ -27,8 +26,6 @@ ANSWER_S = 10.0
 LONGEST_BACKOFF_S = 30.0
 _FORMATS = {"rtmp": "flv", "rtmps": "flv", "srt": "mpegts", "rtsp": "rtsp", "rtsps": "rtsp"}
 _WHIP = ("http", "https")
-
-T = TypeVar("T")
 
 
 class PublicationState(StrEnum):
@@ -104,15 +101,13 @@ class Publication:
                 await (self._whip() if self._place.scheme in _WHIP else self._mux())
                 self._become(PublicationState.ENDED, "the stream has ended")
                 return
-            except av.error.ProtocolNotFoundError:
-                why = f"this PyAV was built without {self._place.scheme}; build one that has it"
-                self._become(PublicationState.FAILED, f"{why}, or publish by rtmp or WHIP")
+            except UserInputError as error:
+                self._become(PublicationState.FAILED, str(error))
                 return
-            except (PublishError, av.FFmpegError, OSError, URLError, ValueError) as error:
-                why = type(error).__name__ if isinstance(error, av.FFmpegError) else str(error)
+            except (PublishError, OSError, URLError, ValueError) as error:
                 backoff_s = 1.0 if self.num_packets > sent_before else backoff_s * 2
                 backoff_s = min(backoff_s, LONGEST_BACKOFF_S)
-                self._become(PublicationState.RETRYING, f"{why}; again in {backoff_s:g} s")
+                self._become(PublicationState.RETRYING, f"{error}; again in {backoff_s:g} s")
             await asyncio.sleep(backoff_s)
 
     def _become(self, state: PublicationState, detail: str) -> None:
@@ -121,33 +116,65 @@ class Publication:
             self._tell("publication", **self.told())
 
     async def _mux(self) -> None:
-        """By one of FFmpeg's muxers, on a thread of its own: what blocks may never come back."""
-        worker = DaemonExecutor("publish")
+        """By one of FFmpeg's muxers, in a process of its own, which is killed where it is stuck."""
         viewer = self._hub.join(Codec.H264, asyncio.get_running_loop())
-        container: Any = None
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "scope_runners.serve.media.mux_process"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        feeding = asyncio.create_task(self._feed(process, viewer))
         try:
-            encoded = key = await viewer.next()
-            if key is None:
-                return
-            container = await _within(worker, self._opened)
-            stream = await _within(worker, stream_for, container, key)
-            await _within(worker, container.start_encoding)
-            while encoded is not None:
-                packet = packet_for(stream, encoded, after_90k=key.time_90k)
-                await _within(worker, container.mux_one, packet)
-                self._sent()
-                encoded = await viewer.next()
+            await self._count(process)
+            why = await self._end_of(process)
+            if process.returncode == NO_PROTOCOL:
+                raise UserInputError(
+                    f"this PyAV was built without {self._place.scheme}; build one that has it, or "
+                    "publish by rtmp or WHIP"
+                )
+            if process.returncode:
+                raise PublishError(f"the other side is not there, or has left ({why})")
         finally:
             viewer.leave()
-            if container is not None:
-                with contextlib.suppress(PublishError):
-                    await _within(worker, _closed, container)
-            worker.shutdown()
+            feeding.cancel()
+            await asyncio.wait({feeding})
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
-    def _opened(self) -> Any:
-        scheme = self._place.scheme
-        options = {"rtsp_transport": "tcp"} if scheme.startswith("rtsp") else {"flush_packets": "1"}
-        return av.open(self._url, "w", format=_FORMATS[scheme], options=options)
+    async def _feed(self, process: asyncio.subprocess.Process, viewer: Viewer) -> None:
+        """Packets from the first keyframe on; its end is the end of the input."""
+        pipe = process.stdin
+        assert pipe is not None, "made with one"
+        pipe.write(f"{self._url}\n{_FORMATS[self._place.scheme]}\n".encode())
+        with contextlib.suppress(ConnectionError):  # it ended, which `_count` sees
+            while (encoded := await viewer.next()) is not None:
+                head = HEAD.pack(len(encoded.data), encoded.time_90k, encoded.is_key)
+                pipe.write(head + encoded.data)
+                await pipe.drain()
+            pipe.close()
+
+    async def _count(self, process: asyncio.subprocess.Process) -> None:
+        """Until it ends. Raises `PublishError` where nothing was taken for `ANSWER_S`."""
+        pipe = process.stdout
+        assert pipe is not None, "made with one"
+        while True:
+            try:
+                muxed = await asyncio.wait_for(pipe.read(4096), ANSWER_S)
+            except TimeoutError:
+                raise PublishError(f"it has taken nothing for {ANSWER_S:g} s") from None
+            if not muxed:
+                return
+            self.num_packets += len(muxed)
+            self._become(PublicationState.LIVE, "")
+
+    async def _end_of(self, process: asyncio.subprocess.Process) -> str:
+        """What it said."""
+        assert process.stderr is not None, "made with one"
+        said = await process.stderr.read(4096)
+        await process.wait()
+        return said.decode(errors="replace").strip().splitlines()[-1] if said.strip() else "closed"
 
     async def _whip(self) -> None:
         """As a WHIP client: offer, answer, and a resource that is deleted at the end."""
@@ -211,17 +238,3 @@ class Publication:
                 return urljoin(url, location) if location else "", answer.read().decode()
         except URLError as error:
             raise PublishError(f"it does not answer as a WHIP server ({error})") from error
-
-
-async def _within(worker: DaemonExecutor, call: Callable[..., T], *arguments: object) -> T:
-    """What a call on the worker's thread returns; raises `PublishError` after `ANSWER_S`."""
-    future = worker.submit(call, *arguments)
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_S)
-    except TimeoutError:
-        raise PublishError(f"it has taken nothing for {ANSWER_S:g} s") from None
-
-
-def _closed(container: Any) -> None:
-    with contextlib.suppress(av.FFmpegError, OSError, ValueError):
-        container.close()
