@@ -1,4 +1,4 @@
-"""Packets from standard input go to a URL by one of FFmpeg's muxers: a process of its own, for a muxer
+"""Packets from standard input go to a URL by one of FFmpeg's muxers. A process of its own: one
 that waits for its other side may hold its whole process.
 
 Its input is the URL and the muxer's name, a line each, then packets: length, time, whether it is a
