@@ -45,8 +45,13 @@ class Encoded:
     """The same as an `av.Packet`; None of a JPEG."""
 
 
-def scale_of(width: int, height: int) -> int:
-    """How many times each pixel is repeated in both directions."""
+def encoded_size(width: int, height: int) -> tuple[int, int]:
+    """Width and height of what is encoded: each pixel a whole number of times, and even."""
+    scale = _scale_of(width, height)
+    return width * scale + width * scale % 2, height * scale + height * scale % 2
+
+
+def _scale_of(width: int, height: int) -> int:
     return max(1, _LEAST_SIDE // min(width, height))
 
 
@@ -54,9 +59,8 @@ class VideoEncoder:
     """H.264 or VP8; used from one thread at a time."""
 
     def __init__(self, codec: Codec, *, width: int, height: int, fps: Fraction) -> None:
-        """Raises `av.FFmpegError` where no encoder of this codec can be opened."""
-        scale = scale_of(width, height)
-        self.width, self.height = width * scale, height * scale
+        """Raises `av.FFmpegError` or `ValueError` where no encoder of this codec can be opened."""
+        self.width, self.height = encoded_size(width, height)
         self.codec = codec
         self._context = _opened(codec, width=self.width, height=self.height, fps=fps)
 
@@ -133,7 +137,7 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
 def jpeg_of(frame: PlayedFrame) -> Encoded:
     """A frame as JPEG."""
     pixels: NDArray[np.uint8] = frame.frame_HWC
-    scale = scale_of(pixels.shape[1], pixels.shape[0])
+    scale = _scale_of(pixels.shape[1], pixels.shape[0])
     picture, file = Image.fromarray(pixels), BytesIO()
     size = (pixels.shape[1] * scale, pixels.shape[0] * scale)
     picture.resize(size, Image.Resampling.NEAREST).save(file, "JPEG", quality=_JPEG_QUALITY)

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +21,8 @@ from scope_runners.serve.media.viewer import Viewer
 
 MOST_RECORDINGS = 4
 """At once, of one session."""
+MOST_ENDED = 16
+"""Recordings that may be retracted after their end."""
 
 
 class TooManyViewersError(ScopeError):
@@ -51,6 +54,7 @@ class MediaHub:
         self._viewers: list[Viewer] = []
         self._dropped_before = 0
         self._recordings: dict[str, Recording] = {}
+        self._ended_recordings: deque[Recording] = deque(maxlen=MOST_ENDED)
         self._newest: PlayedFrame | None = None
 
     @property
@@ -167,6 +171,7 @@ class MediaHub:
     def _recording_ended(self, recording: Recording, why: str) -> None:
         with self._lock:
             self._recordings.pop(recording.name, None)
+            self._ended_recordings.append(recording)
         state = "failed" if why else "finished"
         self._tell(
             "recording",
@@ -179,7 +184,7 @@ class MediaHub:
     def retracted(self, retraction: Retraction) -> None:
         """Chunks that were shown may be wrong: recordings that have them say so."""
         with self._lock:
-            for recording in self._recordings.values():
+            for recording in (*self._recordings.values(), *self._ended_recordings):
                 recording.retracted(retraction)
 
     def stats(self) -> dict[str, Any]:

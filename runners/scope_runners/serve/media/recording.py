@@ -18,13 +18,14 @@ from av.video.stream import VideoStream
 from scope_contracts.errors import UserInputError
 from scope_contracts.retraction import Retraction
 from scope_rt.disk import remedy
-from scope_runners.serve.media.encoder import scale_of
+from scope_runners.serve.media.encoder import encoded_size
 from scope_runners.serve.media.frame import PlayedFrame
 
 SUFFIX = ".mp4"
 MOST_WAITING = 256
 """Frames that a disk may be behind before the recording ends."""
 _END_S = 30.0
+_MOST_CHUNKS = 4096
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class Recording:
         self.num_frames = 0
         self._fps, self._on_end = fps, on_end
         self._retractions: list[dict[str, Any]] = []
-        self._first_chunk = self._last_chunk = -1
+        self._chunks: deque[tuple[int, int]] = deque(maxlen=_MOST_CHUNKS)
+        """Index and epoch of those whose frames it has; no retraction reaches further back."""
         self._waiting: deque[PlayedFrame] = deque()
         self._changed = threading.Condition()
         self._is_stopped = False
@@ -65,7 +67,6 @@ class Recording:
             raise UserInputError(f"a recording {name!r} is there already; give another") from None
         except OSError as error:
             raise UserInputError(f"cannot record to {folder} ({error.strerror})") from error
-        scale = scale_of(width, height)
         # Keyframes end fragments: what is whole of them plays, whatever comes after.
         options = {"movflags": "frag_keyframe+empty_moov+default_base_moof", "flush_packets": "1"}
         self._container = av.open(str(self.path), "w", format="mp4", options=options)
@@ -73,7 +74,8 @@ class Recording:
             "libx264", rate=fps, options={"crf": "18", "preset": "veryfast", "tune": "zerolatency"}
         )
         assert isinstance(stream, VideoStream)
-        stream.width, stream.height, stream.pix_fmt = width * scale, height * scale, "yuv420p"
+        stream.width, stream.height = encoded_size(width, height)
+        stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = 1 / fps
         stream.codec_context.thread_count = 1
         stream.codec_context.gop_size = int(fps)
@@ -91,11 +93,17 @@ class Recording:
                 self._is_stopped = True
             else:
                 self._waiting.append(frame)
+                chunk = frame.chunk_index, frame.cache_epoch
+                if not self._chunks or self._chunks[-1] != chunk:
+                    self._chunks.append(chunk)
             self._changed.notify_all()
 
     def retracted(self, retraction: Retraction) -> None:
-        """Chunks that it may have are suspect: a file beside it says which."""
+        """Chunks are suspect: where it has any of them, a file beside it says so. Also after its
+        end."""
         with self._changed:
+            if not any(retraction.covers(*chunk) for chunk in self._chunks):
+                return
             first, last = retraction.first_chunk, retraction.last_chunk
             self._retractions.append(
                 {"first_chunk": first, "last_chunk": last, "reason": retraction.reason}

@@ -47,7 +47,7 @@ class Rendition:
         self.codec = codec
         self.num_dropped = 0
         """Frames that the encoder was too slow for."""
-        self.encode_ms: deque[float] = deque(maxlen=256)
+        self._encode_ms: deque[float] = deque(maxlen=256)
         self._size, self._fps, self._clock = (width, height), fps, clock
         self._changed = threading.Condition()
         self._waiting: deque[PlayedFrame] = deque()
@@ -55,6 +55,12 @@ class Rendition:
         self._requests = KeyframeRequests()
         self._has_ended = False
         self._thread: threading.Thread | None = None
+
+    @property
+    def encode_ms(self) -> list[float]:
+        """What its newest frames cost."""
+        with self._changed:
+            return list(self._encode_ms)
 
     def join(self, taker: Callable[[Encoded], None]) -> None:
         """`taker` gets every packet from now on, on the encoder's thread: it must not block."""
@@ -105,11 +111,12 @@ class Rendition:
                 frame, takers, as_key = job
                 start_s = time.perf_counter()
                 encoded = encode(frame, as_key)
-                self.encode_ms.append((time.perf_counter() - start_s) * 1e3)
+                with self._changed:
+                    self._encode_ms.append((time.perf_counter() - start_s) * 1e3)
                 if encoded is not None:
                     for taker in takers:
                         taker(encoded)
-        except av.FFmpegError as error:
+        except (av.FFmpegError, ValueError) as error:
             _LOG.error("%s cannot be encoded here: %s", self.codec, error)
             with self._changed:
                 self._thread = None

@@ -25,6 +25,7 @@ class Viewer:
         self._waiting: deque[Encoded] = deque()
         self._changed = asyncio.Event()
         self._needs_key = True
+        self._has_begun = False
         self._has_ended = False
 
     async def next(self) -> Encoded | None:
@@ -61,10 +62,10 @@ class Viewer:
             self._waiting.clear()
             self._needs_key = True
         if self._needs_key and not encoded.is_key:
-            self.num_dropped += 1
+            self.num_dropped += self._has_begun
             self._ask_for_key()
             return
-        self._needs_key = False
+        self._needs_key, self._has_begun = False, True
         self._waiting.append(encoded)
         self._changed.set()
 
