@@ -1,11 +1,13 @@
 """Sessions over HTTP: started, listed, forked, ended."""
 
+import base64
 from typing import Any
 
 from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from scope_contracts.errors import UserInputError
 from scope_runners.serve.api_state import Api
 from scope_runners.serve.asked_settings import check_asked
 from scope_runners.serve.commands import MOST_PROMPT
@@ -21,6 +23,9 @@ class NewSession(BaseModel):
         default_factory=dict, description="settings of StreamConfig by name, such as plan and seed"
     )
     lease_s: float | None = Field(None, ge=0, le=1e9, description="0 is for ever")
+    image: str = Field(
+        "", description="base64 of a picture that the stream begins with, for models that take one"
+    )
 
 
 class Fork(BaseModel):
@@ -32,13 +37,24 @@ class Fork(BaseModel):
     prompt: str | None = Field(None, min_length=1, max_length=MOST_PROMPT)
 
 
+def _picture(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise UserInputError(f"image: is no base64 ({error}); encode the file's bytes") from error
+
+
 def add_sessions(app: FastAPI, api: Api) -> None:
     @app.post("/v1/sessions", status_code=201)
     async def create(asked: NewSession) -> dict[str, Any]:
         settings = {name: value for name, value in asked.config.items() if value is not None}
         check_asked(settings, api.sessions.settings)
         session = await run_in_threadpool(
-            api.sessions.create, asked.prompt, settings, lease_s=asked.lease_s
+            api.sessions.create,
+            asked.prompt,
+            settings,
+            lease_s=asked.lease_s,
+            image=_picture(asked.image),
         )
         return session.view()
 

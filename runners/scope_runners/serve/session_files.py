@@ -50,6 +50,11 @@ class SessionFiles:
         return self.folder / "journal"
 
     @property
+    def image(self) -> Path:
+        """The picture that the stream begins with."""
+        return self.folder / "start-image"
+
+    @property
     def recordings(self) -> Path:
         """Videos that a person asked for."""
         return self.folder / "recordings"
@@ -112,7 +117,7 @@ class SessionFiles:
 
     def forget(self) -> None:
         """The session is over: its stream cannot be continued; its recordings stay."""
-        for path in (self.record, self.journal, self.log, self._job, self._rewind):
+        for path in (self.record, self.journal, self.log, self.image, self._job, self._rewind):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.snapshot, ignore_errors=True)
 

@@ -86,9 +86,14 @@ class Sessions:
         threading.Thread(target=self._look, name="leases", daemon=True).start()
 
     def create(
-        self, prompt: str, settings: Mapping[str, Any], *, lease_s: float | None = None
+        self,
+        prompt: str,
+        settings: Mapping[str, Any],
+        *,
+        lease_s: float | None = None,
+        image: bytes = b"",
     ) -> LiveSession:
-        """Start a session.
+        """Start a session; `image` are the bytes of a picture that it begins with.
 
         Raises:
             UserInputError: a setting cannot be used.
@@ -100,7 +105,9 @@ class Sessions:
         if not prompt.strip():
             raise UserInputError("prompt: is empty; describe what is to be seen")
         StreamConfig.of(**settings)
-        return self._new(prompt, settings, lease_s=lease_s)
+        with self._lock:
+            self._check_room()
+            return self._open(*self._place(prompt, settings, lease_s, "", image))
 
     def fork(self, parent: LiveSession, chunk_index: int, prompt: str | None) -> LiveSession:
         """Start a session that continues a copy of another one's stream before a chunk.
@@ -163,13 +170,6 @@ class Sessions:
         self._socket_path.unlink(missing_ok=True)
         os.close(self._folder_lock)
 
-    def _new(
-        self, prompt: str, settings: Mapping[str, Any], *, lease_s: float | None
-    ) -> LiveSession:
-        with self._lock:
-            self._check_room()
-            return self._open(*self._place(prompt, settings, lease_s, ""))
-
     def _check_room(self) -> None:
         num_live = sum(
             each.state not in (SessionState.STOPPED, SessionState.FAILED) for each in self.all()
@@ -181,18 +181,26 @@ class Sessions:
             )
 
     def _place(
-        self, prompt: str, settings: Mapping[str, Any], lease_s: float | None, forked_from: str
+        self,
+        prompt: str,
+        settings: Mapping[str, Any],
+        lease_s: float | None,
+        forked_from: str,
+        image: bytes = b"",
     ) -> tuple[SessionRecord, SessionFiles]:
+        name = uuid.uuid4().hex[:12]
+        files = SessionFiles(self.settings.sessions / name)
+        files.folder.mkdir(mode=0o700)
+        if image:
+            files.image.write_bytes(image)
         record = SessionRecord(
-            id=uuid.uuid4().hex[:12],
+            id=name,
             prompt=prompt,
-            settings=dict(settings),
+            settings={**settings, **({"image": str(files.image.absolute())} if image else {})},
             lease_s=self.settings.lease_s if lease_s is None else lease_s,
             created_at=time.time(),
             forked_from=forked_from,
         )
-        files = SessionFiles(self.settings.sessions / record.id)
-        files.folder.mkdir(mode=0o700)
         write_record(files, record)
         return record, files
 
