@@ -17,9 +17,9 @@ def picture() -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def state_of(server: RunningServer, session_id: str) -> Any:
+def settled(server: RunningServer, session_id: str) -> Any:
     view = server.get(f"/v1/sessions/{session_id}")
-    return view if view["state"] != "starting" else None
+    return view if view["state"] not in ("starting", "recovering") else None
 
 
 def test_a_picture_is_chunk_0_where_the_model_takes_one(tmp_path: Path) -> None:
@@ -33,8 +33,8 @@ def test_a_picture_is_chunk_0_where_the_model_takes_one(tmp_path: Path) -> None:
         started = server.post("/v1/sessions", asked | {"config": {"model": str(folder)}})
         assert started.status_code == 201, started.text
         embedded = server.post("/v1/sessions", asked | {"config": {"model": "tiny"}}).json()
-        view = until(lambda: state_of(server, started.json()["id"]), what="a session")
+        view = until(lambda: settled(server, started.json()["id"]), what="a session")
         assert view["state"] in ("live", "degraded"), view["detail"]
-        failed = until(lambda: state_of(server, embedded["id"]), what="a refusal")
+        failed = until(lambda: settled(server, embedded["id"]), what="a refusal")
         assert failed["state"] == "failed"
         assert "image" in failed["detail"]
