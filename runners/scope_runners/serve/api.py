@@ -1,6 +1,5 @@
 """The HTTP face of the server: what computes is elsewhere, what blocks is off the event loop."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.version import __version__
 from scope_runners.serve.api_commands import add_commands
 from scope_runners.serve.api_input import add_input
-from scope_runners.serve.api_publish import Publications, add_publications
+from scope_runners.serve.api_publish import add_publications
 from scope_runners.serve.api_sessions import add_sessions
 from scope_runners.serve.api_state import Api, first_wrong
 from scope_runners.serve.api_streams import add_streams
@@ -48,17 +47,10 @@ class Problem(BaseModel):
 def create_app(sessions: Sessions, *, on_end: Callable[[], None] = lambda: None) -> FastAPI:
     """The application; at its end all sessions are ended in order, then `on_end` is called."""
     api = Api(sessions)
-    publications = Publications(api)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        urls, at_once = sessions.settings.publish, sessions.all()[:1]
-        starting = [publications.begin_when_live(each, urls) for each in at_once if urls]
-        tasks = [asyncio.create_task(each) for each in starting]
         yield
-        for task in tasks:
-            task.cancel()
-        await publications.close()
         for peers in api.peers.values():
             await peers.close_all()
         await run_in_threadpool(sessions.close)
@@ -87,7 +79,7 @@ def create_app(sessions: Sessions, *, on_end: Callable[[], None] = lambda: None)
     add_commands(app, api)
     add_streams(app, api)
     add_input(app, api)
-    add_publications(app, api, publications)
+    add_publications(app, api)
     app.include_router(health_router(sessions.all))
     app.include_router(metrics_router(ServerMetrics(sessions.all)))
     app.mount("/static", StaticFiles(directory=_PAGE), name="static")

@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from scope_rt.config_values import Bounds
 from scope_rt.environment_names import SERVE_TOKEN
 from scope_runners.arguments import positive
 from scope_runners.serve.json_lines import FORMATS, set_up_server_log
+from scope_runners.serve.media.publish_target import MOST_PUBLICATIONS, target_of
 from scope_runners.serve.pacing import PaceRules
 from scope_runners.serve.reconnect import ORPHAN_S
 from scope_runners.serve.settings import LOCAL_HOSTS, IceServer, ServeSettings
@@ -102,8 +103,8 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="send the session that is started at once there too: rtmp://, srt://, rtsp://, or "
-        "http(s):// of a WHIP endpoint; may be repeated",
+        help="send the session that is started at once there too: rtmp(s)://, srt://, rtsp://, or "
+        "a WHIP endpoint's http(s):// with its token as #token=TOKEN; may be repeated",
     )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add(
@@ -145,6 +146,9 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
     Bounds(least=0, most=10**9).check("--lease", namespace.lease)
     Bounds(least=1, most=10**6).check("--orphan-timeout", namespace.orphan_timeout)
     Bounds(above=0, most=100).check("--lead", namespace.lead)
+    if namespace.publish and namespace.no_session:
+        raise UserInputError("--publish is of the session that --no-session leaves out; drop one")
+    _check_publish(namespace.publish)
     return ServeSettings(
         folder=namespace.folder,
         host=namespace.host,
@@ -194,6 +198,16 @@ def run_serve(namespace: argparse.Namespace) -> int:
         ) from error
     logging.getLogger("aioice").setLevel(logging.WARNING)
     return serve(settings, prompt=None if namespace.no_session else namespace.prompt, stream=stream)
+
+
+def _check_publish(urls: Sequence[str]) -> None:
+    if len(urls) > MOST_PUBLICATIONS:
+        raise UserInputError(f"--publish: give it at most {MOST_PUBLICATIONS} times")
+    for url in urls:
+        try:
+            target_of(url)
+        except UserInputError as error:
+            raise UserInputError(f"--publish: {error}") from None
 
 
 def _ice_server(text: str) -> IceServer:

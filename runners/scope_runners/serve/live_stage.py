@@ -13,6 +13,7 @@ from scope_runners.serve.given_video import GivenVideo
 from scope_runners.serve.measurements import Measurements
 from scope_runners.serve.media.frame import PlayedFrame
 from scope_runners.serve.media.hub import MediaHub
+from scope_runners.serve.media.publish import Publications
 from scope_runners.serve.messages import ChunkHeader, CommandKind, Credit, Message, RankReady
 from scope_runners.serve.pacing import Pace
 from scope_runners.serve.playout import Arrived, Playout, Timeline
@@ -55,6 +56,9 @@ class LiveStage:
         self._is_paused = False
         self.video = GivenVideo()
         """Pictures that chunks begin with."""
+        self.publications = Publications(
+            hub=lambda: self.hub, tell=events.publish, ice_servers=settings.ice_servers
+        )
 
     @property
     def ready(self) -> RankReady | None:
@@ -76,9 +80,10 @@ class LiveStage:
             self._is_open = False
 
     def close(self) -> None:
-        """Show no more; ends viewers, recordings and video input."""
+        """Show no more; ends viewers, recordings, publications and video input."""
         self.suspend()
         self.video.end()
+        self.publications.close()
         if self._playout is not None:
             self._playout.close()
         if self.hub is not None:
@@ -185,6 +190,7 @@ class LiveStage:
             "expected_chunk_s": self._pace.expected_s,
             "drops": drops,
             "input": self.video.told,
+            "publications": self.publications.told,
             **media,
         }
 

@@ -1,9 +1,10 @@
 """One process serves: it holds no model and no weights, so that no crash of a rank is its own."""
 
+import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,7 @@ from scope_runners.serve.sessions import Sessions
 from scope_runners.serve.settings import ServeSettings
 from scope_runners.serve.tracing import Tracing, open_tracing
 
+_LOG = logging.getLogger(__name__)
 _END_S = 5
 _BACKLOG = 128
 _MOST_CONNECTIONS = 512
@@ -40,12 +42,22 @@ def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, A
     sessions.open()
     if prompt is not None and not sessions.all():
         sessions.create(prompt, stream, lease_s=0.0)
+    _publish(sessions, settings.publish)
     host, port = listener.getsockname()[:2]
     print(f"scope-rt: http://{host}:{port}/", file=sys.stderr, flush=True)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _ended)  # uvicorn raises what it obeyed once more at its end
     uvicorn_of(app, settings).run(sockets=[listener])
     return 0
+
+
+def _publish(sessions: Sessions, urls: Sequence[str]) -> None:
+    """The session that a command starts, now or when the folder was served before, has no lease."""
+    own = [each for each in sessions.all() if not each.record.lease_s]
+    if urls and not own:
+        _LOG.error("no session is published: the folder has none that the command started")
+    for url in urls if own else ():
+        own[0].stage.publications.begin(url)
 
 
 def uvicorn_of(app: FastAPI, settings: ServeSettings) -> uvicorn.Server:

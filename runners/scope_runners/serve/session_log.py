@@ -12,6 +12,7 @@ _LEVELS = {
     SessionState.DEGRADED: logging.WARNING,
     SessionState.FAILED: logging.ERROR,
 }
+_OF_PUBLICATIONS = {"retrying": logging.WARNING, "failed": logging.ERROR}
 
 
 def log_event(session_id: str, event: Mapping[str, Any]) -> None:
@@ -43,6 +44,10 @@ def log_event(session_id: str, event: Mapping[str, Any]) -> None:
         case "recording":
             said = f"recording {event['name']}: {event['state']}, {event['num_frames']} frames"
             _say(logging.INFO, session_id, said)
+        case "publication":
+            said = f"publication {event['id']} to {event['url']}: {event['state']}"
+            level = _OF_PUBLICATIONS.get(event["state"], logging.INFO)
+            _say(level, session_id, f"{said}, {event['detail']}" if event["detail"] else said)
 
 
 def _say(level: int, session_id: str, message: str, **fields: int | None) -> None:

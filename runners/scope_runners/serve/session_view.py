@@ -83,7 +83,15 @@ def told_of(retraction: Retraction) -> dict[str, Any]:
 
 def _urls(session_id: str) -> dict[str, str]:
     base = f"/v1/sessions/{session_id}"
-    ways = ("events", "commands", "whep", "stream.fmp4", "stream.mjpeg", "recordings")
+    ways = (
+        "events",
+        "commands",
+        "whep",
+        "stream.fmp4",
+        "stream.mjpeg",
+        "recordings",
+        "publications",
+    )
     return {"page": f"/?session={session_id}"} | {
         way.removeprefix("stream."): f"{base}/{way}" for way in ways
     }

@@ -77,14 +77,19 @@ class MediaHub:
         for recording in recordings:
             recording.show(frame)
 
-    def join(self, codec: Codec, loop: asyncio.AbstractEventLoop) -> Viewer:
-        """A viewer of encoded frames.
+    def join(
+        self, codec: Codec, loop: asyncio.AbstractEventLoop, *, is_publication: bool = False
+    ) -> Viewer:
+        """A viewer of encoded frames; a publication may join beyond the bound of viewers.
 
         Raises:
             TooManyViewersError: there are as many as may be.
         """
         rendition = self._renditions[codec]
-        viewer = self._viewer(loop, rendition.ask_for_key, lambda v: rendition.leave(v.put))
+        most = None if is_publication else self._max_viewers
+        viewer = self._viewer(
+            loop, rendition.ask_for_key, lambda v: rendition.leave(v.put), most=most
+        )
         rendition.join(viewer.put)
         return viewer
 
@@ -92,7 +97,12 @@ class MediaHub:
         """A viewer of fragmented MP4: its first packet has the initialisation too. Raises as
         `join`."""
         fragmenter, rendition = self._fragmenter, self._renditions[Codec.H264]
-        viewer = self._viewer(loop, rendition.ask_for_key, lambda v: fragmenter.leave(v.put))
+        viewer = self._viewer(
+            loop,
+            rendition.ask_for_key,
+            lambda v: fragmenter.leave(v.put),
+            most=self._max_viewers,
+        )
         fragmenter.join(viewer.put)
         return viewer
 
@@ -105,6 +115,8 @@ class MediaHub:
         loop: asyncio.AbstractEventLoop,
         ask_for_key: Callable[[], None],
         leave: Callable[[Viewer], None],
+        *,
+        most: int | None,
     ) -> Viewer:
         def left(viewer: Viewer) -> None:
             leave(viewer)
@@ -114,9 +126,9 @@ class MediaHub:
                     self._dropped_before += viewer.num_dropped
 
         with self._lock:
-            if len(self._viewers) >= self._max_viewers:
+            if most is not None and len(self._viewers) >= most:
                 raise TooManyViewersError(
-                    f"{self._max_viewers} viewers watch already; start the server with a larger "
+                    f"{most} viewers watch already; start the server with a larger "
                     "--max-viewers, or publish to a media server"
                 )
             viewer = Viewer(loop, ask_for_key=ask_for_key, leave=left)

@@ -1,64 +1,76 @@
-"""Packets from standard input go to a URL by one of FFmpeg's muxers. A process of its own: one
-that waits for its other side may hold its whole process.
+"""A process sends packets by FFmpeg's muxers, and ends where a step takes longer than it may.
 
-Its input is the URL and the muxer's name, a line each, then packets: length, time, whether it is a
-keyframe, bytes. It answers with a byte a packet, and ends with a sentence on standard error.
+PyAV holds the interpreter's lock while it connects, without a bound: in the server that would stop
+every stream. Here the kernel's alarm ends it.
 """
 
+import json
+import signal
 import struct
 import sys
-from typing import BinaryIO
+from typing import IO
 
 import av
 
 from scope_runners.serve.media.encoder import Encoded
 from scope_runners.serve.media.muxing import packet_for, stream_for
 
-HEAD = struct.Struct("<IqB")
-NO_PROTOCOL = 3
-"""The exit code where this FFmpeg does not speak what the URL asks for."""
-MUXED = b"."
+HEAD = struct.Struct(">?QI")
+"""Whether it is a keyframe, its time in 1/90,000 s, its bytes."""
+STEP_S = 10
+"""To connect, or to send one packet."""
+CONNECTED = b"connected\n"
+_OPTIONS = {"rtsp": {"rtsp_transport": "tcp"}}
 
 
 def main() -> int:
-    """Run until the input ends; returns the exit code."""
-    packets = sys.stdin.buffer
-    url, form = (packets.readline().decode().rstrip("\n") for _ in range(2))
+    """Send what comes on stdin: a line of JSON, a keyframe with the parameter sets, then packets.
+
+    Stdout says `connected`, and why it ends where that is an error. The end of stdin ends it.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     try:
-        _mux(packets, url, form)
-    except av.error.ProtocolNotFoundError:
-        return NO_PROTOCOL
-    except (av.FFmpegError, OSError, ValueError) as error:
-        print(type(error).__name__, file=sys.stderr)  # more of it may name the URL
+        _send(sys.stdin.buffer, sys.stdout.buffer)
+    except av.FFmpegError as error:  # its own text has the URL
+        sys.stdout.write(f"{error.strerror}\n")
         return 1
     return 0
 
 
-def _mux(packets: BinaryIO, url: str, form: str) -> None:
-    key = _next(packets)
+def _send(source: IO[bytes], told: IO[bytes]) -> None:
+    target = json.loads(source.readline())
+    key = _next(source)
     if key is None:
         return
-    options = {"rtsp_transport": "tcp"} if form == "rtsp" else {"flush_packets": "1"}
-    container = av.open(url, "w", format=form, options=options)
+    signal.alarm(STEP_S)
+    form = target["format"]
+    container = av.open(target["url"], "w", format=form, options=_OPTIONS.get(form, {}))
     stream = stream_for(container, key)
     container.start_encoding()
-    encoded: Encoded | None = key
-    while encoded is not None:
-        container.mux_one(packet_for(stream, encoded, after_90k=key.time_90k))
-        sys.stdout.buffer.write(MUXED)
-        sys.stdout.buffer.flush()
-        encoded = _next(packets)
+    told.write(CONNECTED)
+    told.flush()
+    signal.alarm(0)
+    first_90k: int | None = None
+    while (encoded := _next(source)) is not None:
+        first_90k = encoded.time_90k if first_90k is None else first_90k
+        signal.alarm(STEP_S)
+        container.mux_one(packet_for(stream, encoded, after_90k=first_90k))
+        signal.alarm(0)
+    signal.alarm(STEP_S)
     container.close()
 
 
-def _next(packets: BinaryIO) -> Encoded | None:
-    head = packets.read(HEAD.size)
+def _next(source: IO[bytes]) -> Encoded | None:
+    """None after the last one."""
+    head = source.read(HEAD.size)
     if len(head) < HEAD.size:
         return None
-    num_bytes, time_90k, is_key = HEAD.unpack(head)
-    data = packets.read(num_bytes)
-    return Encoded(data=data, is_key=bool(is_key), time_90k=time_90k, chunk_index=0)
+    is_key, time_90k, num_bytes = HEAD.unpack(head)
+    data = source.read(num_bytes)
+    if len(data) < num_bytes:
+        return None
+    return Encoded(data=data, is_key=is_key, time_90k=time_90k, chunk_index=-1)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

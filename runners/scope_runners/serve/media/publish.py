@@ -1,240 +1,212 @@
-"""A stream goes to a media server that others watch: its packets as they are, over and over until
-it is told to end, and never at the stream's cost."""
+"""A session's stream goes to media servers, each on a thread of its own; one that is gone is tried
+again, and no stream waits for any."""
 
 import asyncio
 import contextlib
-import sys
-import urllib.request
+import threading
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-from urllib.error import URLError
-from urllib.parse import urljoin, urlsplit, urlunsplit
-
-from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCSessionDescription
 
 from scope_contracts.errors import UserInputError
-from scope_runners.serve.media.encoder import Codec
 from scope_runners.serve.media.hub import MediaHub
-from scope_runners.serve.media.mux_process import HEAD, NO_PROTOCOL
-from scope_runners.serve.media.viewer import Viewer
-from scope_runners.serve.media.webrtc import RenditionTrack, codec_of, prefer_ours, use_requests
+from scope_runners.serve.media.publish_errors import PublishError, RefusedError
+from scope_runners.serve.media.publish_target import MOST_PUBLICATIONS, Target, target_of
+from scope_runners.serve.media.push import push
+from scope_runners.serve.media.webrtc import ice_of
+from scope_runners.serve.media.whip_out import send_by_whip
+from scope_runners.serve.settings import IceServer
 
-ANSWER_S = 10.0
-"""How long the other side may take to answer, or to read."""
-LONGEST_BACKOFF_S = 30.0
-_FORMATS = {"rtmp": "flv", "rtmps": "flv", "srt": "mpegts", "rtsp": "rtsp", "rtsps": "rtsp"}
-_WHIP = ("http", "https")
+_LEAST_WAIT_S, _MOST_WAIT_S = 1.0, 30.0
+_LOOK_S = 0.2
+_END_S = 15.0
+Send = Callable[[Target, MediaHub, Callable[[], None]], Awaitable[None]]
 
 
 class PublicationState(StrEnum):
-    """What becomes of a publication."""
+    """What a person is told."""
 
     CONNECTING = "connecting"
     LIVE = "live"
     RETRYING = "retrying"
     FAILED = "failed"
-    """No other try can succeed."""
     ENDED = "ended"
 
 
-class PublishError(Exception):
-    """The other side is not there, refuses, or has left."""
+@dataclass(slots=True, kw_only=True)
+class Backoff:
+    """How long to wait before the next attempt. Pure."""
+
+    wait_s: float = _LEAST_WAIT_S
+
+    def after(self, live_s: float) -> float:
+        """After an attempt that was live for so long."""
+        if live_s >= _MOST_WAIT_S:
+            self.wait_s = _LEAST_WAIT_S
+        wait_s, self.wait_s = self.wait_s, min(_MOST_WAIT_S, 2 * self.wait_s)
+        return wait_s
 
 
 class Publication:
-    """One stream to one URL; used on one event loop."""
+    """One target; any thread may use it."""
 
     def __init__(
         self,
-        hub: MediaHub,
-        url: str,
+        target: Target,
         *,
-        ice_servers: list[RTCIceServer],
+        hub: Callable[[], MediaHub | None],
+        send: Send,
         tell: Callable[..., int],
     ) -> None:
-        """Raises `UserInputError`: the URL is none that can be published to."""
         self.id = uuid.uuid4().hex[:12]
-        place = urlsplit(url)
-        if place.scheme not in (*_FORMATS, *_WHIP) or not place.hostname:
-            kinds = ", ".join(f"{name}://" for name in (*_FORMATS, *_WHIP))
-            raise UserInputError(f"url: give one of {kinds} with a host; http is WHIP")
-        self._url, self._place, self._hub = url, place, hub
-        self._ice_servers, self._tell = ice_servers, tell
-        self.state, self.detail = PublicationState.CONNECTING, ""
-        self.num_packets = 0
+        self._target, self._hub, self._send, self._tell = target, hub, send, tell
+        self._state, self._detail = PublicationState.CONNECTING, ""
+        self._num_live = 0
+        self._live_at_s: float | None = None
+        self._is_stopped = False
+        self._begun = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._main, name="publish", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send, now or once anything is shown."""
+        self._tell("publication", **self.told)
+        self._thread.start()
 
     @property
-    def shown_url(self) -> str:
-        """Without what may be a secret: a path, a query, a name, a fragment."""
-        port = f":{self._place.port}" if self._place.port else ""
-        return f"{self._place.scheme}://{self._place.hostname}{port}/..."
-
     def told(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
             "id": self.id,
-            "url": self.shown_url,
-            "state": str(self.state),
-            "detail": self.detail,
-            "packets": self.num_packets,
+            "url": self._target.shown,
+            "state": str(self._state),
+            "detail": self._detail,
+            "reconnects": max(0, self._num_live - 1),
         }
 
-    def start(self) -> None:
-        """Begin; it tries again until it is ended."""
-        self._task = asyncio.create_task(self._run())
+    def stop(self) -> None:
+        """Send no more; blocks `_END_S` at most. Idempotent."""
+        self.ask_to_stop()
+        self._thread.join(_END_S)
 
-    async def end(self) -> None:
-        """End it, within `ANSWER_S`. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        self._become(PublicationState.ENDED, "")
+    def ask_to_stop(self) -> None:
+        """As `stop`, without waiting for the end."""
+        self._begun.wait(_END_S)
+        loop, task = self._loop, self._task
+        if loop is not None and task is not None and not self._is_stopped:
+            self._is_stopped = True
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except asyncio.CancelledError:
+            self._become(PublicationState.ENDED, "")
+        except BaseException:
+            self._become(PublicationState.FAILED, "an error of the server; see its log")
+            raise
 
     async def _run(self) -> None:
-        backoff_s = 1.0
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._begun.set()
+        backoff = Backoff()
         while True:
-            sent_before = self.num_packets
+            hub = await self._shown()
+            self._live_at_s = None
             try:
-                await (self._whip() if self._place.scheme in _WHIP else self._mux())
-                self._become(PublicationState.ENDED, "the stream has ended")
+                await self._send(self._target, hub, self._is_live)
+                self._become(PublicationState.ENDED, "")
                 return
-            except UserInputError as error:
+            except RefusedError as error:
                 self._become(PublicationState.FAILED, str(error))
                 return
-            except (PublishError, OSError, URLError, ValueError) as error:
-                backoff_s = 1.0 if self.num_packets > sent_before else backoff_s * 2
-                backoff_s = min(backoff_s, LONGEST_BACKOFF_S)
-                self._become(PublicationState.RETRYING, f"{error}; again in {backoff_s:g} s")
-            await asyncio.sleep(backoff_s)
-
-    def _become(self, state: PublicationState, detail: str) -> None:
-        if (state, detail) != (self.state, self.detail):
-            self.state, self.detail = state, detail
-            self._tell("publication", **self.told())
-
-    async def _mux(self) -> None:
-        """By one of FFmpeg's muxers, in a process of its own, which is killed where it is stuck."""
-        viewer = self._hub.join(Codec.H264, asyncio.get_running_loop())
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "scope_runners.serve.media.mux_process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        feeding = asyncio.create_task(self._feed(process, viewer))
-        try:
-            await self._count(process)
-            why = await self._end_of(process)
-            if process.returncode == NO_PROTOCOL:
-                raise UserInputError(
-                    f"this PyAV was built without {self._place.scheme}; build one that has it, or "
-                    "publish by rtmp or WHIP"
+            except PublishError as error:
+                since_s = self._live_at_s
+                wait_s = backoff.after(0.0 if since_s is None else time.monotonic() - since_s)
+                self._become(
+                    PublicationState.RETRYING, f"{error}; it is tried again in {wait_s:g} s"
                 )
-            if process.returncode:
-                raise PublishError(f"the other side is not there, or has left ({why})")
-        finally:
-            viewer.leave()
-            feeding.cancel()
-            await asyncio.wait({feeding})
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await asyncio.sleep(wait_s)
 
-    async def _feed(self, process: asyncio.subprocess.Process, viewer: Viewer) -> None:
-        """Packets from the first keyframe on; its end is the end of the input."""
-        pipe = process.stdin
-        assert pipe is not None, "made with one"
-        pipe.write(f"{self._url}\n{_FORMATS[self._place.scheme]}\n".encode())
-        with contextlib.suppress(ConnectionError):  # it ended, which `_count` sees
-            while (encoded := await viewer.next()) is not None:
-                head = HEAD.pack(len(encoded.data), encoded.time_90k, encoded.is_key)
-                pipe.write(head + encoded.data)
-                await pipe.drain()
-            pipe.close()
+    async def _shown(self) -> MediaHub:
+        while (hub := self._hub()) is None:
+            await asyncio.sleep(_LOOK_S)
+        return hub
 
-    async def _count(self, process: asyncio.subprocess.Process) -> None:
-        """Until it ends. Raises `PublishError` where nothing was taken for `ANSWER_S`."""
-        pipe = process.stdout
-        assert pipe is not None, "made with one"
-        while True:
-            try:
-                muxed = await asyncio.wait_for(pipe.read(4096), ANSWER_S)
-            except TimeoutError:
-                raise PublishError(f"it has taken nothing for {ANSWER_S:g} s") from None
-            if not muxed:
-                return
-            self.num_packets += len(muxed)
-            self._become(PublicationState.LIVE, "")
-
-    async def _end_of(self, process: asyncio.subprocess.Process) -> str:
-        """What it said."""
-        assert process.stderr is not None, "made with one"
-        said = await process.stderr.read(4096)
-        await process.wait()
-        return said.decode(errors="replace").strip().splitlines()[-1] if said.strip() else "closed"
-
-    async def _whip(self) -> None:
-        """As a WHIP client: offer, answer, and a resource that is deleted at the end."""
-        peer = RTCPeerConnection(RTCConfiguration(iceServers=self._ice_servers))
-        viewer: Viewer | None = None
-        resource = ""
-        gone = asyncio.Event()
-
-        @peer.on("connectionstatechange")
-        async def changed() -> None:
-            if peer.connectionState in ("failed", "closed"):
-                gone.set()
-
-        try:
-            track = RenditionTrack(on_packet=self._sent)
-            transceiver = peer.addTransceiver(track, direction="sendonly")
-            prefer_ours(transceiver)
-            await peer.setLocalDescription(await peer.createOffer())
-            offer = peer.localDescription.sdp
-            resource, answer = await asyncio.to_thread(self._ask, "POST", self._target, offer)
-            await peer.setRemoteDescription(RTCSessionDescription(sdp=answer, type="answer"))
-            codec = codec_of(transceiver)
-            if codec is None:
-                raise PublishError("it takes neither H.264 nor VP8")
-            viewer = self._hub.join(codec, asyncio.get_running_loop())
-            use_requests(transceiver, self._hub, codec)
-            track.watch(viewer)
-            await gone.wait()
-            raise PublishError("the connection is gone")
-        finally:
-            if viewer is not None:
-                viewer.leave()
-            await peer.close()
-            if resource:
-                with contextlib.suppress(PublishError, OSError):
-                    await asyncio.to_thread(self._ask, "DELETE", resource, "")
-
-    def _sent(self) -> None:
-        self.num_packets += 1
+    def _is_live(self) -> None:
+        self._live_at_s = time.monotonic()
+        self._num_live += 1
         self._become(PublicationState.LIVE, "")
 
-    @property
-    def _target(self) -> str:
-        """The URL as it is asked for: a name and a fragment stay here."""
-        port = f":{self._place.port}" if self._place.port else ""
-        host = f"{self._place.hostname}{port}"
-        return urlunsplit((self._place.scheme, host, self._place.path, self._place.query, ""))
+    def _become(self, state: PublicationState, detail: str) -> None:
+        self._state, self._detail = state, detail
+        self._tell("publication", **self.told)
 
-    def _ask(self, method: str, url: str, offer: str) -> tuple[str, str]:
-        """The resource and the answer. Raises `PublishError`."""
-        headers = {"content-type": "application/sdp"} if offer else {}
-        token = self._place.password or self._place.fragment.removeprefix("token=")
-        if token:
-            headers["authorization"] = f"Bearer {token}"
-        request = urllib.request.Request(
-            url, data=offer.encode() if offer else None, headers=headers, method=method
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-                location = answer.headers.get("location", "")
-                return urljoin(url, location) if location else "", answer.read().decode()
-        except URLError as error:
-            raise PublishError(f"it does not answer as a WHIP server ({error})") from error
+
+class Publications:
+    """All of one session; any thread may use it."""
+
+    def __init__(
+        self,
+        *,
+        hub: Callable[[], MediaHub | None],
+        tell: Callable[..., int],
+        ice_servers: tuple[IceServer, ...] = (),
+    ) -> None:
+        """`hub` is None until anything is shown; `tell` publishes an event of the session."""
+        self._hub, self._tell, self._ice_servers = hub, tell, ice_servers
+        self._lock = threading.Lock()
+        self._all: dict[str, Publication] = {}
+        self._has_ended = False
+
+    def begin(self, url: str) -> dict[str, Any]:
+        """Publish there from now on; returns what is told of it.
+
+        Raises:
+            UserInputError: the URL cannot be used, the session ends, or it has as many as it may.
+        """
+        target = target_of(url)
+        with self._lock:
+            if self._has_ended:
+                raise UserInputError("the session has ended; start another")
+            if len(self._all) >= MOST_PUBLICATIONS:
+                raise UserInputError(f"{MOST_PUBLICATIONS} publications are there; delete one")
+            send: Send = push if target.format else self._by_whip
+            publication = Publication(target, hub=self._hub, send=send, tell=self._tell)
+            self._all[publication.id] = publication
+        publication.start()
+        return publication.told
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """As JSON has it, the oldest first."""
+        with self._lock:
+            return [each.told for each in self._all.values()]
+
+    def end(self, name: str) -> bool:
+        """End one; False where there is none of that id."""
+        with self._lock:
+            publication = self._all.pop(name, None)
+        if publication is None:
+            return False
+        publication.stop()
+        return True
+
+    def close(self) -> None:
+        """End all, and take no more."""
+        with self._lock:
+            self._has_ended = True
+            publications = list(self._all.values())
+            self._all.clear()
+        for each in publications:
+            each.ask_to_stop()
+        for each in publications:
+            each.stop()
+
+    async def _by_whip(self, target: Target, hub: MediaHub, on_live: Callable[[], None]) -> None:
+        await send_by_whip(target, hub, ice_of(self._ice_servers), on_live)

@@ -38,10 +38,10 @@ class RenditionTrack(MediaStreamTrack):
 
     kind = "video"
 
-    def __init__(self, *, on_packet: Callable[[], None] = lambda: None) -> None:
-        """`on_packet` is called with each packet that is taken."""
+    def __init__(self) -> None:
         super().__init__()
-        self._on_packet = on_packet
+        self.is_over = False
+        """Whether the stream has ended, and not the peer."""
         self._viewer: asyncio.Future[Viewer] = asyncio.get_running_loop().create_future()
 
     def watch(self, viewer: Viewer) -> None:
@@ -53,9 +53,9 @@ class RenditionTrack(MediaStreamTrack):
         viewer = await asyncio.shield(self._viewer)
         encoded = await viewer.next()
         if encoded is None:
+            self.is_over = True
             self.stop()
             raise MediaStreamError
-        self._on_packet()
         packet = av.Packet(encoded.data)
         packet.pts = packet.dts = encoded.time_90k
         packet.time_base = CLOCK
