@@ -1,11 +1,12 @@
 """What a server told outlives it, and a journal that is not what it was is named."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from scope_contracts.errors import UserInputError
-from scope_runners.serve.journal import Journal, read_journal, rewrite
+from scope_runners.serve.journal import Journal, JournalError, read_journal, rewrite
 from scope_runners.serve.messages import CommandKind, Outcome
 from scope_runners.serve.receipt_book import MOST_OPEN, ReceiptBook
 from scope_runners.serve.receipts import Receipt, ReceiptState, command_of
@@ -53,6 +54,17 @@ def test_a_journal_is_written_anew_whole_or_not_at_all(tmp_path: Path) -> None:
     rewrite(path, FACTS[2:])
     assert list(read_journal(path)) == FACTS[2:]
     assert [each.name for each in tmp_path.iterdir()] == ["journal"]
+
+
+def test_a_disk_that_takes_no_more_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "journal")
+    monkeypatch.setattr(os, "write", lambda file, data: len(data) - 1)
+    with pytest.raises(JournalError, match=r"cannot write .*No space left"):
+        journal.append(FACTS[0])
+    monkeypatch.undo()
+    journal.close()
 
 
 class Book:

@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from scope_contracts.errors import ScopeError
 from scope_runners.serve.media.frame import PlayedFrame
 from scope_runners.serve.playout import Arrived, Playout, Timeline
 
@@ -94,9 +95,9 @@ def test_the_thread_shows_what_is_added_and_stops_where_it_is_told_to() -> None:
         if len(frames) == 4:
             has_come.set()
 
-    now = [0.0]
+    now, errors = [0.0], list[ScopeError]()
     clock: Callable[[], float] = lambda: now[0]  # noqa: E731
-    playout = Playout(Timeline(FPS), show, lambda: 0.01, clock)
+    playout = Playout(Timeline(FPS), show, lambda: 0.01, clock, on_error=errors.append)
     playout.start()
     playout.pause(is_paused=True)
     playout.add(chunk(0), chunk_s=0.0)
@@ -109,3 +110,23 @@ def test_the_thread_shows_what_is_added_and_stops_where_it_is_told_to() -> None:
     playout.close()
     assert [frame.number for frame in frames] == [0, 1, 2, 3]
     assert [frame.is_first for frame in frames] == [True, False, False, False]
+    assert not errors
+
+
+def test_what_cannot_be_shown_is_told_and_does_not_stand_still_in_silence() -> None:
+    errors: list[ScopeError] = []
+    has_failed = threading.Event()
+
+    def show(frame: PlayedFrame) -> None:
+        raise ScopeError("the disk is full")
+
+    def told(error: ScopeError) -> None:
+        errors.append(error)
+        has_failed.set()
+
+    playout = Playout(Timeline(FPS), show, lambda: 0.01, lambda: 1.0, on_error=told)
+    playout.start()
+    playout.add(chunk(0), chunk_s=0.0)
+    assert has_failed.wait(10)
+    playout.close()
+    assert [str(error) for error in errors] == ["the disk is full"]

@@ -20,6 +20,7 @@ from scope_runners.serve.api_sessions import add_sessions
 from scope_runners.serve.api_state import Api, first_wrong
 from scope_runners.serve.api_streams import add_streams
 from scope_runners.serve.health import health_router
+from scope_runners.serve.journal import JournalError
 from scope_runners.serve.media.hub import TooManyViewersError
 from scope_runners.serve.metrics import ServerMetrics, metrics_router
 from scope_runners.serve.sessions import Sessions, TooManySessionsError
@@ -71,7 +72,7 @@ def create_app(sessions: Sessions, *, on_end: Callable[[], None] = lambda: None)
 
     @app.exception_handler(ScopeError)
     async def refused(request: Request, error: ScopeError) -> JSONResponse:
-        busy = isinstance(error, TooManySessionsError | TooManyViewersError)
+        busy = isinstance(error, TooManySessionsError | TooManyViewersError | JournalError)
         code = 503 if busy else 422 if isinstance(error, UserInputError) else 500
         return JSONResponse({"detail": str(error)}, code)
 

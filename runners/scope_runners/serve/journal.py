@@ -1,6 +1,7 @@
 """What a server told its clients outlives it: one line a fact with its checksum, appended before
 anybody is told. A last line that is cut short was never told; any other damage is named."""
 
+import errno
 import json
 import os
 import threading
@@ -9,10 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scope_contracts.errors import UserInputError
+from scope_contracts.errors import ScopeError, UserInputError
+from scope_rt.disk import remedy
 from scope_rt.output_file import replacing
 
 Fact = Mapping[str, Any]
+
+
+class JournalError(ScopeError):
+    """What must not be forgotten cannot be written: the session cannot go on."""
 
 
 class Journal:
@@ -31,10 +37,19 @@ class Journal:
         """It is with the operating system on return: it outlives this process, not a loss of power.
 
         Raises:
-            OSError: the disk takes no more.
+            JournalError: the disk takes no more.
         """
-        with self._lock:
-            os.write(self._file, _line(fact))
+        line = _line(fact)
+        try:
+            with self._lock:
+                written = os.write(self._file, line)
+            if written < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise JournalError(
+                f"cannot write {self.path} ({error.strerror}); {remedy(error)}, and serve the "
+                "folder again"
+            ) from error
 
     def close(self) -> None:
         """Let go of the file."""

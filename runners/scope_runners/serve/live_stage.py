@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scope_contracts.errors import ScopeError
 from scope_runners.serve.events import EventLog
 from scope_runners.serve.given_video import GivenVideo
 from scope_runners.serve.measurements import Measurements
@@ -39,12 +40,14 @@ class LiveStage:
         measured: Measurements,
         events: EventLog,
         send: Callable[[Message, bytes], None],
+        on_error: Callable[[ScopeError], None],
         clock: Callable[[], float],
     ) -> None:
-        """`send` reaches rank0 where it is there, and is called with the lock."""
+        """`send` reaches rank0 where it is there, and is called with the lock; `on_error` is called
+        where nothing can be shown any more."""
         self._settings, self._files, self._clock = settings, files, clock
         self._receipts, self._measured, self._events = receipts, measured, events
-        self._send = send
+        self._send, self._on_error = send, on_error
         self._lock = threading.RLock()
         self._ready: RankReady | None = None
         self._is_open = False
@@ -204,7 +207,9 @@ class LiveStage:
             tell=self._events.publish,
         )
         timeline = Timeline(Fraction(ready.fps))
-        self._playout = Playout(timeline, self._show, self._tick, self._clock)
+        self._playout = Playout(
+            timeline, self._show, self._tick, self._clock, on_error=self._on_error
+        )
         self._playout.pause(is_paused=self._is_paused)
         self._playout.start()
 

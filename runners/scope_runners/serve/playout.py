@@ -14,6 +14,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from scope_contracts.errors import ScopeError
 from scope_runners.serve.media.frame import PlayedFrame
 
 CLOCK_HZ = 90_000
@@ -145,13 +146,18 @@ class Playout:
         show: Callable[[PlayedFrame], None],
         tick: Callable[[], float],
         clock: Callable[[], float],
+        *,
+        on_error: Callable[[ScopeError], None],
     ) -> None:
-        """`show` must not block. `tick` is called after every frame and every change, and says in
+        """`on_error` is called once, where one of the others raises: nothing is shown any more.
+
+        `show` must not block. `tick` is called after every frame and every change, and says in
         how many seconds to call it again at the latest. Both are called without the lock."""
         self.timeline = timeline
         self.lock = threading.RLock()
         """Of the timeline, and of what must change with it."""
         self._show, self._tick, self._clock = show, tick, clock
+        self._on_error = on_error
         self._changed = threading.Condition(self.lock)
         self._is_paused = self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="playout", daemon=True)
@@ -188,6 +194,12 @@ class Playout:
             self._thread.join(10.0)
 
     def _run(self) -> None:
+        try:
+            self._play()
+        except ScopeError as error:
+            self._on_error(error)
+
+    def _play(self) -> None:
         while True:
             frame = None
             with self._changed:

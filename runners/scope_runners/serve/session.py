@@ -4,6 +4,7 @@ Ranks, viewers and clients come and go; the session stays, and its journal lets 
 server.
 """
 
+import contextlib
 import logging
 import signal
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scope_contracts.errors import LinkError, UserInputError
+from scope_contracts.errors import LinkError, ScopeError, UserInputError
 from scope_contracts.retraction import Retraction
 from scope_runners.serve.events import Event, EventLog
 from scope_runners.serve.group_control import GroupControl
@@ -92,6 +93,7 @@ class LiveSession:
             measured=self.measured,
             events=self.events,
             send=self._send,
+            on_error=self.give_up_by,
             clock=clock,
         )
         self.stage.pause(is_paused=self._is_paused)
@@ -304,6 +306,20 @@ class LiveSession:
         """Nobody resumes it: commands that wait are refused."""
         self.receipts.close(why)
 
+    def give_up_by(self, error: ScopeError) -> None:
+        """It cannot go on: its ranks end in order, and the next server of the folder continues."""
+        _LOG.error("session %s: %s", self.record.id, error)
+        with self._lock:
+            if self._is_ending or self._state in _OVER:
+                return
+            self._is_ending, launcher = True, self._launcher
+            self._state, self._detail = SessionState.FAILED, str(error)
+        self.stage.suspend()
+        if launcher is not None:
+            with contextlib.suppress(LinkError):
+                launcher.send(End())
+        self.events.publish("state", session=self.view())
+
     def look(self) -> None:
         """Once a second: tell how it runs, and whether its launcher is gone without a word."""
         self.events.publish("stats", stats=self.stats())
@@ -317,6 +333,8 @@ class LiveSession:
         match message:
             case RankEvent():
                 self._rank_changed(message)
+            case GroupEnded() if self._state is SessionState.FAILED:
+                pass  # why is said
             case GroupEnded(code=code):
                 if self._is_ending or code == 0:
                     self._become(SessionState.STOPPED, "its ranks have ended")

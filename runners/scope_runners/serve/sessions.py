@@ -16,6 +16,7 @@ from scope_contracts.errors import LinkError, ScopeError, UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.file_lock import open_locked
 from scope_runners.serve.events import Event
+from scope_runners.serve.journal import JournalError
 from scope_runners.serve.messages import CommandKind, Hello, Role
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.session_files import SessionFiles, StreamJob
@@ -235,10 +236,13 @@ class Sessions:
             session = self._sessions.get(hello.session_id)
             if session is None:
                 raise LinkError(f"there is no session {hello.session_id}")
-            if hello.role is Role.LAUNCHER:
-                session.serve_launcher(connection, hello.pid)
-            else:
-                session.serve_rank0(connection)
+            try:
+                if hello.role is Role.LAUNCHER:
+                    session.serve_launcher(connection, hello.pid)
+                else:
+                    session.serve_rank0(connection)
+            except JournalError as error:
+                session.give_up_by(error)
         except LinkError as error:
             _LOG.info("%s", error)
         finally:
