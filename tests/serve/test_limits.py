@@ -10,7 +10,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from scope_contracts.errors import UserInputError
 from scope_runners.serve.group_control import GroupControl
+from scope_runners.serve.settings import ServeSettings, check_keeps_latents
 from tests.serve.idle_server import IdleServer, idle_server, idle_settings
 from tests.serve.running_server import until
 
@@ -98,3 +100,9 @@ def state_of(client: ClientConnection) -> str:
     state = told["session"]["state"]
     assert isinstance(state, str)
     return state
+
+
+def test_a_server_that_keeps_no_latents_says_that_nothing_can_be_rewound() -> None:
+    check_keeps_latents(ServeSettings())
+    with pytest.raises(UserInputError, match="start it without --no-latents"):
+        check_keeps_latents(ServeSettings(keeps_latents=False))

@@ -106,6 +106,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="send the session that is started at once there too: rtmp(s)://, srt://, rtsp://, or "
         "a WHIP endpoint's http(s):// with its token as #token=TOKEN; may be repeated",
     )
+    add(
+        "--no-latents",
+        action="store_true",
+        help="keep no latents in logs: they stay small, and no stream can be rewound or forked",
+    )
     add("--threads", type=positive, default=1, help="CPU threads of every rank (default 1)")
     add(
         "--config",
@@ -162,6 +167,7 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
         lease_s=namespace.lease,
         orphan_s=namespace.orphan_timeout,
         publish=tuple(namespace.publish),
+        keeps_latents=not namespace.no_latents,
         threads=namespace.threads,
         pace=PaceRules(lead_chunks=namespace.lead),
         ice_servers=tuple(map(_ice_server, namespace.ice)),

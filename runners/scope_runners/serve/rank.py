@@ -65,7 +65,7 @@ def _run(files: SessionFiles) -> int:
 def _config(files: SessionFiles, job: StreamJob) -> StreamConfig:
     is_saved = look(files.snapshot) is not None
     return StreamConfig.of(**job.settings).with_settings(
-        log=files.log, snapshot=files.snapshot, record_latents=True, resume=is_saved
+        log=files.log, snapshot=files.snapshot, record_latents=job.keeps_latents, resume=is_saved
     )
 
 

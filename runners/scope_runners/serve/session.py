@@ -45,7 +45,7 @@ from scope_runners.serve.session_files import SessionFiles, StreamJob
 from scope_runners.serve.session_record import SessionRecord
 from scope_runners.serve.session_states import SessionState
 from scope_runners.serve.session_view import SessionView, told_of
-from scope_runners.serve.settings import ServeSettings
+from scope_runners.serve.settings import ServeSettings, check_keeps_latents
 from scope_runners.serve.taken_chunks import TakenChunks
 from scope_runners.serve.wire import Connection
 
@@ -196,6 +196,8 @@ class LiveSession:
             if self._state in _OVER:
                 raise UserInputError(f"the session has {self._state}: {self._detail}")
             last = self.taken.last[0]
+            if kind is CommandKind.REWIND:
+                check_keeps_latents(self._settings)
             if kind is CommandKind.REWIND and not 0 <= fields["chunk_index"] <= last:
                 raise UserInputError(
                     f"chunk {fields['chunk_index']} was not shown; give 0 to {last}"

@@ -21,6 +21,7 @@ class StreamJob:
     settings: Mapping[str, Any]
     """Of `StreamConfig`."""
     threads: int
+    keeps_latents: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class SessionFiles:
             "prompt": job.prompt,
             "settings": dict(job.settings),
             "threads": job.threads,
+            "keeps_latents": job.keeps_latents,
         }
         _write(self._job, plain)
 
@@ -98,6 +100,7 @@ class SessionFiles:
                 prompt=plain["prompt"],
                 settings=plain["settings"],
                 threads=plain["threads"],
+                keeps_latents=plain["keeps_latents"],
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserInputError(

@@ -22,7 +22,7 @@ from scope_runners.serve.session import LiveSession
 from scope_runners.serve.session_files import SessionFiles, StreamJob
 from scope_runners.serve.session_record import SessionRecord, read_record, write_record
 from scope_runners.serve.session_states import SessionState
-from scope_runners.serve.settings import ServeSettings
+from scope_runners.serve.settings import ServeSettings, check_keeps_latents
 from scope_runners.serve.wire import Connection, socket_path
 
 _LOOK_S = 1.0
@@ -118,6 +118,7 @@ class Sessions:
             TooManySessionsError: there are as many as may be.
         """
         last = parent.taken.last[0]
+        check_keeps_latents(self.settings)
         if not 0 <= chunk_index <= last:
             raise UserInputError(f"chunk {chunk_index} was not shown; give 0 to {last}")
         with self._lock:
@@ -216,6 +217,7 @@ class Sessions:
                 prompt=record.prompt,
                 settings=record.settings,
                 threads=self.settings.threads,
+                keeps_latents=self.settings.keeps_latents,
             )
         )
         return session

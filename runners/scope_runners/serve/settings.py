@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scope_contracts.errors import UserInputError
 from scope_runners.serve.pacing import PaceRules
 from scope_runners.serve.reconnect import ORPHAN_S
 
@@ -42,6 +43,8 @@ class ServeSettings:
     """How long a session that nobody asks for is kept; 0 is for ever."""
     orphan_s: float = ORPHAN_S
     """How long ranks wait for a server that is gone."""
+    keeps_latents: bool = True
+    """Whether logs hold what a rewind and a fork need: without end, as long as a session lasts."""
     threads: int = 1
     """CPU threads of every rank."""
     pace: PaceRules = field(default_factory=PaceRules)
@@ -60,3 +63,12 @@ class ServeSettings:
     def sessions(self) -> Path:
         """One folder a session."""
         return self.folder / "sessions"
+
+
+def check_keeps_latents(settings: ServeSettings) -> None:
+    """Raises `UserInputError` where no stream can be rewound or forked."""
+    if not settings.keeps_latents:
+        raise UserInputError(
+            "this server keeps no latents, so that no stream can be rewound or forked; start it "
+            "without --no-latents"
+        )
