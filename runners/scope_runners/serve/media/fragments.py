@@ -39,27 +39,28 @@ class Fragmenter:
         with self._lock:
             self._takers.pop(taker, None)
             is_last = not self._takers
+            if is_last:
+                self._muxer = None
         if is_last:
             self._rendition.leave(self._take)
-            self._muxer = None
 
     def _take(self, encoded: Encoded) -> None:
-        if self._muxer is None:
-            if not encoded.is_key:
-                return
-            self._muxer = _Muxer(encoded)
-        made = self._muxer.fragment_of(encoded)
-        if made is None:
-            return
+        """On the encoder's thread; those who leave meanwhile do so between two packets."""
         with self._lock:
-            takers = list(self._takers.items())
-        for taker, has_begun in takers:
-            if has_begun:
-                taker(made)
-            elif made.is_key:
-                with self._lock:
-                    self._takers[taker] = True
-                taker(replace(made, data=self._muxer.initialisation + made.data))
+            if self._muxer is None:
+                if not encoded.is_key or not self._takers:
+                    return
+                self._muxer = _Muxer(encoded)
+            made = self._muxer.fragment_of(encoded)
+            if made is None:
+                return
+            whole = replace(made, data=self._muxer.initialisation + made.data)
+            given = [(taker, made if begun else whole) for taker, begun in self._takers.items()]
+            if made.is_key:
+                self._takers = dict.fromkeys(self._takers, True)
+        for taker, fragment in given:
+            if fragment is made or made.is_key:
+                taker(fragment)
 
 
 class _Muxer:
