@@ -71,7 +71,7 @@ def test_frames_are_as_long_as_they_were_shown(rendition: HandedRendition) -> No
     for skipped in (1, 1, 3, 1, 1):
         rendition.number += skipped - 1
         rendition.give()
-    with av.open(BytesIO(b"".join(each.data for each in got))) as container:
+    with av.open(BytesIO(b"".join(each.data for each in got)), "r") as container:
         times_s = [each.time for each in container.decode(video=0)]
     assert times_s == pytest.approx([each / FPS for each in (0, 1, 4, 5)])
 
@@ -124,7 +124,7 @@ def test_a_viewer_of_a_hub_gets_fragments_of_what_is_shown(tmp_path: Path) -> No
 
 
 def decoded(fragments: list[Encoded]) -> list[Any]:
-    with av.open(BytesIO(b"".join(each.data for each in fragments))) as container:
+    with av.open(BytesIO(b"".join(each.data for each in fragments)), "r") as container:
         return [each.to_ndarray(format="rgb24") for each in container.decode(video=0)]
 
 

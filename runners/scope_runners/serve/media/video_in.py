@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 import av
 import numpy as np
-from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
-from aiortc.exceptions import InvalidStateError
+from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.mediastreams import MediaStreamError
 from numpy.typing import NDArray
 
 from scope_contracts.errors import UserInputError
+from scope_runners.serve.media.negotiation import apply_offer, close_peer, negotiating
 from scope_runners.serve.media.newest_frames import NewestFrames
 
 _LOG = logging.getLogger(__name__)
@@ -111,20 +111,12 @@ class CameraSource:
             if peer.connectionState in ("failed", "closed"):
                 self._on_end(self)
 
-        try:
-            await peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
+        async with negotiating(peer):
+            await apply_offer(peer, offer)
             videos = [track for track in tracks if track.kind == "video"]
             if not videos:
                 raise UserInputError("the offer sends no video; offer sendonly video")
             await peer.setLocalDescription(await peer.createAnswer())
-        except (ValueError, InvalidStateError, AssertionError, IndexError, KeyError) as error:
-            await peer.close()
-            raise UserInputError(
-                f"the offer cannot be used ({error}); send an SDP offer"
-            ) from error
-        except BaseException:
-            await peer.close()
-            raise
         self._reader = asyncio.create_task(self._read(videos[0]))
         return str(peer.localDescription.sdp)
 
@@ -140,7 +132,7 @@ class CameraSource:
         if self._reader is not None:
             self._reader.cancel()
         if self._peer is not None:
-            await self._peer.close()
+            await close_peer(self._peer)
 
     async def _read(self, track: Any) -> None:
         with contextlib.suppress(MediaStreamError):

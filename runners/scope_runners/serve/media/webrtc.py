@@ -16,14 +16,13 @@ from aiortc import (
     RTCIceServer,
     RTCPeerConnection,
     RTCRtpSender,
-    RTCSessionDescription,
 )
-from aiortc.exceptions import InvalidStateError
 from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 
 from scope_contracts.errors import UserInputError
 from scope_runners.serve.media.encoder import CLOCK, Codec
 from scope_runners.serve.media.hub import MediaHub
+from scope_runners.serve.media.negotiation import apply_offer, close_peer, negotiating
 from scope_runners.serve.media.viewer import Viewer
 from scope_runners.serve.settings import IceServer
 
@@ -84,17 +83,8 @@ class Peers:
         """
         peer = RTCPeerConnection(RTCConfiguration(iceServers=self._ice_servers))
         name = uuid.uuid4().hex
-        viewer: Viewer | None = None
-        try:
+        async with negotiating(peer):
             viewer = await self._negotiate(peer, hub, offer)
-        except (ValueError, InvalidStateError, AssertionError, IndexError, KeyError) as error:
-            await peer.close()
-            raise UserInputError(
-                f"the offer cannot be used ({error}); send an SDP offer"
-            ) from error
-        except BaseException:
-            await peer.close()
-            raise
         self._peers[name] = peer
         peer.on("datachannel", on_channel)
         self._watch(name, peer, viewer)
@@ -104,7 +94,7 @@ class Peers:
         track = RenditionTrack()
         transceiver = peer.addTransceiver(track, direction="sendonly")
         prefer_ours(transceiver)
-        await peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
+        await apply_offer(peer, offer)
         if transceiver.mid is None:
             raise UserInputError("the offer has no video to receive; offer recvonly video")
         await peer.setLocalDescription(await peer.createAnswer())
@@ -149,7 +139,7 @@ class Peers:
         if viewer is not None:
             viewer.leave()
         if peer is not None:
-            await peer.close()
+            await close_peer(peer)
         return peer is not None
 
     async def close_all(self) -> None:
