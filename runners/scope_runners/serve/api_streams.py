@@ -9,17 +9,18 @@ from starlette.websockets import WebSocketDisconnect
 
 from scope_runners.serve.api_commands import serve_channel
 from scope_runners.serve.api_state import Api
-from scope_runners.serve.media import mjpeg
 from scope_runners.serve.media.encoder import Codec
 from scope_runners.serve.media.hub import TooManyViewersError
+from scope_runners.serve.media.mjpeg import pictures_for
 from scope_runners.serve.media.recording import recording_file
+from scope_runners.serve.media.viewer import Viewer
 
 
 def add_streams(app: FastAPI, api: Api) -> None:
     @app.get("/v1/sessions/{session_id}/stream.mjpeg")
     async def pictures(session_id: str) -> StreamingResponse:
         viewer = api.hub(session_id).join(Codec.JPEG, asyncio.get_running_loop())
-        return StreamingResponse(mjpeg.parts(viewer), media_type=mjpeg.MEDIA_TYPE)
+        return pictures_for(viewer)
 
     @app.websocket("/v1/sessions/{session_id}/stream.fmp4")
     async def fragments(socket: WebSocket, session_id: str) -> None:
@@ -33,6 +34,7 @@ def add_streams(app: FastAPI, api: Api) -> None:
         except TooManyViewersError as error:
             await socket.close(4503, str(error)[:100])
             return
+        gone = asyncio.create_task(_leave_with(socket, viewer))
         try:
             while (fragment := await viewer.next()) is not None:
                 await socket.send_bytes(fragment.data)
@@ -40,6 +42,7 @@ def add_streams(app: FastAPI, api: Api) -> None:
         except (WebSocketDisconnect, RuntimeError):
             pass
         finally:
+            gone.cancel()
             viewer.leave()
 
     @app.post("/v1/sessions/{session_id}/whep", status_code=201)
@@ -75,3 +78,10 @@ def add_streams(app: FastAPI, api: Api) -> None:
         if path is None:
             raise HTTPException(404, f"there is no recording {name[:64]!r}")
         return FileResponse(path, media_type="video/mp4", filename=path.name)
+
+
+async def _leave_with(socket: WebSocket, viewer: Viewer) -> None:
+    """A viewer's client is gone: nobody who only sends sees that while the stream stands still."""
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        continue
+    viewer.leave()

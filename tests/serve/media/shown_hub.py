@@ -39,9 +39,13 @@ class ShownHub:
         self.told.append({"type": kind, **data})
         return len(self.told)
 
-    def close(self) -> None:
+    def pause(self) -> None:
+        """Show nothing more."""
         self._has_ended.set()
         self._thread.join(10)
+
+    def close(self) -> None:
+        self.pause()
         self.hub.close()
 
     def _run(self) -> None:

@@ -134,6 +134,7 @@ def test_who_lost_a_picture_gets_a_keyframe_of_the_one_encoder(
 def test_what_is_no_offer_of_a_viewer_is_refused_by_sentence(served: ShownServer) -> None:
     async def ask() -> None:
         async with WhepClient(served) as client:
+            client.peer.createDataChannel("control")
             offer, http, url = await client.offer(), client.http, client.url
             other = await http.post(url, content=offer, headers={"content-type": "text/plain"})
             assert other.status_code == 415
@@ -161,6 +162,8 @@ def bad_offers(offer: str, of_sound: str) -> list[bytes]:
         offer.replace("H264", "AV1X").replace("VP8", "VP9X"),
         offer.replace("a=setup:actpass", "a=setup:nothing"),
         "\r\n".join(each for each in lines if not each.startswith("a=ice-")),
+        "\r\n".join(each for each in lines if not each.startswith("m=application")),
+        offer.replace("a=mid:0\r\n", ""),
         "\r\n".join(each for each in lines if not each.startswith("a=fingerprint")),
         "\r\n".join(each for each in lines if not each.startswith("a=rtpmap")),
     ]
