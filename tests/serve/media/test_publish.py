@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -390,13 +390,27 @@ def test_what_an_endpoint_refuses_is_said_and_tried_again_only_where_that_may_he
     assert f"answers {status} to an offer" in detail
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda answer: "no SDP",
+        lambda answer: answer.replace("a=rtpmap", "a=nothing"),
+        lambda answer: answer.replace("a=setup:active", "a=setup:nothing"),
+    ],
+)
 def test_a_whip_endpoint_that_speaks_something_else_is_tried_again(
-    publications: Publications, told: Told, whip: WhipServer, monkeypatch: pytest.MonkeyPatch
+    publications: Publications,
+    told: Told,
+    whip: WhipServer,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[str], str],
 ) -> None:
-    async def nonsense(offer: str) -> str:
-        return "no SDP"
+    answer = whip._answer
 
-    monkeypatch.setattr(whip, "_answer", nonsense)
+    async def changed(offer: str) -> str:
+        return change(await answer(offer))
+
+    monkeypatch.setattr(whip, "_answer", changed)
     publications.begin(whip.url)
     until(lambda: "retrying" in told.states(), what="its refusal", within_s=20)
     assert "no SDP that can be used" in told.events[-1]["detail"]

@@ -113,6 +113,20 @@ def test_what_waits_is_read_when_the_stream_has_ended_and_then_nothing() -> None
     asyncio.run(watch())
 
 
+def test_a_viewer_whose_event_loop_is_over_ends_no_encoder(tmp_path: Path) -> None:
+    async def join() -> Viewer:
+        return shown.hub.join(Codec.H264, asyncio.get_running_loop())
+
+    with shown_hub(tmp_path) as shown:
+        gone, got = asyncio.run(join()), list[Encoded]()
+        with asyncio.Runner() as runner:
+            watching = runner.run(join())
+            got = [runner.run(taken(watching)) for _ in range(3)]
+            watching.leave()
+        gone.leave()
+    assert len(got) == 3
+
+
 def test_a_viewer_beyond_the_limit_is_refused_until_one_leaves(tmp_path: Path) -> None:
     async def watch() -> None:
         loop = asyncio.get_running_loop()

@@ -123,7 +123,14 @@ _OPTIONS: Mapping[str, Mapping[str, str]] = {
         "forced-idr": "1",
         "crf": "20",
     },
-    "h264_nvenc": {"preset": "p1", "tune": "ull", "zerolatency": "1", "forced-idr": "1", "bf": "0"},
+    "h264_nvenc": {
+        "preset": "p1",
+        "tune": "ull",
+        "zerolatency": "1",
+        "delay": "0",  # by default it keeps frames back until its surfaces are full
+        "forced-idr": "1",
+        "bf": "0",
+    },
     "libvpx": {
         "deadline": "realtime",
         "cpu-used": "8",

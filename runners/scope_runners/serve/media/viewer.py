@@ -1,6 +1,7 @@
 """A viewer that does not read drops for itself alone, and goes on at the next keyframe."""
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 
@@ -51,7 +52,7 @@ class Viewer:
         self._call(self._end)
 
     def _call(self, call: Callable[..., None], *arguments: object) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody reads
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _put(self, encoded: Encoded) -> None:

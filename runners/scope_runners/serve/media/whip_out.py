@@ -14,9 +14,9 @@ from aiortc import (
     RTCRtpTransceiver,
     RTCSessionDescription,
 )
-from aiortc.exceptions import InvalidStateError
 
 from scope_runners.serve.media.hub import MediaHub
+from scope_runners.serve.media.negotiation import close_peer
 from scope_runners.serve.media.publish_errors import PublishError, RefusedError
 from scope_runners.serve.media.publish_target import Target
 from scope_runners.serve.media.viewer import Viewer
@@ -67,7 +67,7 @@ async def send_by_whip(
             if viewer is not None:
                 viewer.leave()
             await _quietly(endpoint.leave(resource))
-            await _quietly(peer.close())
+            await close_peer(peer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,8 @@ async def _body(answer: httpx.Response) -> str:
 async def _take(peer: RTCPeerConnection, answer: str) -> None:
     try:
         await peer.setRemoteDescription(RTCSessionDescription(sdp=answer, type="answer"))
-    except (ValueError, InvalidStateError, AssertionError, IndexError, KeyError):
-        raise PublishError("the endpoint's answer is no SDP that can be used") from None
+    except Exception as error:  # aiortc has errors of any kind for lines it did not expect
+        raise PublishError("the endpoint's answer is no SDP that can be used") from error
 
 
 def _joined(transceiver: RTCRtpTransceiver, hub: MediaHub) -> Viewer:
