@@ -12,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from scope_lab.serve_bench.server_process import ServerProcess, memory_mib
+from scope_lab.serve_bench.server_process import ServerProcess, cpu_seconds, memory_mib
 from scope_runners.command_parser import CommandParser
 
 MOST_LOSS = 0.03
@@ -50,9 +51,19 @@ def main(argv: Sequence[str]) -> int:
     return int(loss > MOST_LOSS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What rank0 did in one turn."""
+
+    frames_per_s: float
+    """While it works on a chunk: frames of one over the time of its stages, the median chunk."""
+    cpu_ms: float
+    """Of its process, a chunk: waiting for a core is not in it."""
+
+
 def _compare(server: ServerProcess, namespace: Any, cores: Sequence[int]) -> float:
-    alone: list[float] = []
-    watched: list[float] = []
+    alone: list[Turn] = []
+    watched: list[Turn] = []
     shown: list[float] = []
     for turn in range(namespace.turns):
         alone.append(_turn(server, namespace.turn_s))
@@ -61,35 +72,45 @@ def _compare(server: ServerProcess, namespace: Any, cores: Sequence[int]) -> flo
             stats = server.session()["stats"]
             shown.append(stats["frames_per_s"])
             print(
-                f"turn {turn}: rank0 {alone[-1]:.1f} frames/s alone, {watched[-1]:.1f} with "
-                f"{stats['viewers']} viewers; shown {shown[-1]:.2f}; drops {stats['drops']}"
+                f"turn {turn}: rank0 {alone[-1].frames_per_s:.1f} frames/s alone, "
+                f"{watched[-1].frames_per_s:.1f} with {stats['viewers']} viewers; shown "
+                f"{shown[-1]:.2f}; drops {stats['drops']}"
             )
-    loss = 1 - median(watched) / median(alone)
+    loss = 1 - _median(watched).frames_per_s / _median(alone).frames_per_s
+    more = _median(watched).cpu_ms / _median(alone).cpu_ms - 1
     print(
-        f"rank0: {median(alone):.1f} frames/s while it works, alone; {median(watched):.1f} with "
-        f"{namespace.viewers} viewers ({namespace.silent} never read) and {namespace.recordings} "
-        f"recordings: {100 * loss:+.1f} % less (bar {100 * MOST_LOSS:g} %); "
+        f"rank0: {_median(alone).frames_per_s:.1f} frames/s while it works, alone; "
+        f"{_median(watched).frames_per_s:.1f} with {namespace.viewers} viewers "
+        f"({namespace.silent} never read) and {namespace.recordings} recordings: "
+        f"{100 * loss:+.1f} % less (bar {100 * MOST_LOSS:g} %), {100 * more:+.1f} % CPU a chunk; "
         f"shown {median(shown):.2f} of {server.session()['fps']}"
     )
     return loss
 
 
-def _turn(server: ServerProcess, seconds: float) -> float:
-    """Frames a second that rank0 makes while it works, by the chunks of this turn."""
+def _median(turns: Sequence[Turn]) -> Turn:
+    return Turn(
+        frames_per_s=median(turn.frames_per_s for turn in turns),
+        cpu_ms=median(turn.cpu_ms for turn in turns),
+    )
+
+
+def _turn(server: ServerProcess, seconds: float) -> Turn:
     time.sleep(_SETTLE_S)
-    before = server.session()["stats"]["chunks"]
-    works_ms: list[float] = []
-    deadline_s = time.monotonic() + seconds
-    seen = before
+    rank0, works_ms = server.pids()["rank0"], list[float]()
+    first = seen = server.session()["stats"]["chunks"]
+    cpu_s, deadline_s = cpu_seconds(rank0), time.monotonic() + seconds
     while time.monotonic() < deadline_s:
         stats = server.session()["stats"]
         if stats["chunks"] != seen:
-            seen = stats["chunks"]
-            newest = stats["newest_ms"]
+            seen, newest = stats["chunks"], stats["newest_ms"]
             works_ms.append(sum(newest.get(stage, 0.0) for stage in _OF_RANK0))
         time.sleep(0.1)
-    frames = server.session()["chunk_s"] * server.session()["fps"]
-    return float(1e3 * frames / median(works_ms))
+    session = server.session()
+    return Turn(
+        frames_per_s=1e3 * session["chunk_s"] * session["fps"] / median(works_ms),
+        cpu_ms=1e3 * (cpu_seconds(rank0) - cpu_s) / max(1, session["stats"]["chunks"] - first),
+    )
 
 
 def _watch_memory(server: ServerProcess, namespace: Any, cores: Sequence[int]) -> None:

@@ -108,6 +108,12 @@ class ServerProcess:
         raise ScopeError(f"its session is not live; see {self._output}")
 
 
+def cpu_seconds(pid: int) -> float:
+    """That a process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def memory_mib(pid: int) -> float:
     """Resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
