@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from aiortc import RTCPeerConnection, RTCSessionDescription, VideoStreamTrack
 from numpy.typing import NDArray
+from PIL import Image
 
 from scope_contracts.errors import UserInputError
 from scope_rt.control.motion_noise import MotionNoise
@@ -95,6 +96,54 @@ def test_what_is_no_video_is_refused_in_one_sentence(tmp_path: Path) -> None:
     kept = NewestFrames(fps=24, width=16, height=16, most=2)
     with pytest.raises(UserInputError, match="is no video that can be read"):
         FileSource(path, kept, name="file")
+
+
+@pytest.mark.parametrize("kind", ["a list of other files", "a picture of too many pixels"])
+def test_an_input_that_would_cost_the_server_more_than_itself_is_refused(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "input"
+    if kind == "a list of other files":
+        a_video(tmp_path / "secret.mp4", num_frames=2)
+        path.write_text("ffconcat version 1.0\nfile secret.mp4\n")
+    else:
+        Image.new("L", (9000, 9000)).save(path, "PNG")
+    kept = NewestFrames(fps=24, width=16, height=16, most=2)
+    with pytest.raises(UserInputError, match="is no video that can be read") as refused:
+        FileSource(path, kept, name="file")
+    assert str(tmp_path) not in str(refused.value)
+
+
+def test_a_single_picture_is_kept_and_read_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    Image.fromarray(plain((200, 30, 30), (40, 40))).save(path, "PNG")
+    kept = NewestFrames(fps=24, width=16, height=16, most=2)
+    source = FileSource(path, kept, name="file")
+    until(lambda: not source._thread.is_alive(), what="its thread's end", within_s=20)
+    newest = source.newest(2)
+    assert newest is not None
+    assert (newest[-1, 8, 8] == (200, 30, 30)).all()
+    source.close()
+
+
+def test_pictures_without_times_play_at_the_rate_of_their_file(tmp_path: Path) -> None:
+    path, times_s = tmp_path / "input", list[float]()
+    with av.open(str(path), "w", format="h264") as container:
+        stream: Any = container.add_stream("libx264", rate=Fraction(25))
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
+        for number in range(5):
+            container.mux(stream.encode(frame(plain((number, 0, 0), (32, 32)))))
+        container.mux(stream.encode())
+
+    class Timed(NewestFrames):
+        def add(self, picture: av.VideoFrame, time_s: float) -> None:
+            times_s.append(time_s)
+
+    source = FileSource(path, Timed(fps=24, width=16, height=16, most=2), name="file")
+    until(lambda: len(times_s) > 11, what="the second round's end", within_s=20)
+    source.close()
+    once = [number / 25 for number in range(5)]
+    assert times_s[:11] == pytest.approx([0.0, *once, *once])
 
 
 class Still:

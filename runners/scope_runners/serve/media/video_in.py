@@ -13,12 +13,24 @@ import av
 import numpy as np
 from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.mediastreams import MediaStreamError
+from av.container import InputContainer
 from numpy.typing import NDArray
 
 from scope_contracts.errors import UserInputError
 from scope_runners.serve.media.negotiation import apply_offer, close_peer, negotiating
 from scope_runners.serve.media.newest_frames import NewestFrames
 
+_FORMATS = (
+    "mov,matroska,webm,avi,flv,asf,mpeg,mpegts,ogg,ivf,yuv4mpegpipe,h264,hevc,"
+    "gif,apng,png_pipe,jpeg_pipe,webp_pipe"
+)
+"""FFmpeg's names of what an input may be: its other demuxers open files that the input names."""
+_MOST_PIXELS = 2**25
+"""Of a picture; 8K has fewer."""
+_RATE = 25
+"""Pictures a second of a file that does not say."""
+_MOST_RATE = 240
+"""Pictures a second, whatever a file says of their times."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -47,10 +59,11 @@ class FileSource:
         self._path, self._frames, self.name = path, frames, name
         self._has_ended = threading.Event()
         try:
-            with av.open(str(path)) as container:
+            with _opened(path) as container:
                 first = next(container.decode(video=0), None)
-        except (av.FFmpegError, IndexError, OSError) as error:
-            raise UserInputError(f"the input is no video that can be read ({error})") from error
+        except (av.FFmpegError, IndexError, OSError, ValueError) as error:
+            why = type(error).__name__  # its text names the server's folder
+            raise UserInputError(f"the input is no video that can be read ({why})") from error
         if first is None:
             raise UserInputError("the input has no picture; send another video")
         frames.add(first, 0.0)
@@ -69,20 +82,36 @@ class FileSource:
 
     def _play(self) -> None:
         try:
-            while not self._has_ended.is_set():
-                self._play_once()
-        except (av.FFmpegError, OSError) as error:
+            while self._play_once() > 1:  # a single picture is there already
+                continue
+        except (av.FFmpegError, OSError, ValueError) as error:
             _LOG.warning("video input %s ends: %s", self.name, error)
 
-    def _play_once(self) -> None:
-        began_s = time.monotonic()
-        with av.open(str(self._path)) as container:
-            for picture in container.decode(video=0):
-                time_s = picture.time or 0.0
+    def _play_once(self) -> int:
+        """From the first picture to the last; returns how many, 0 at the end of all."""
+        began_s, number, time_s = time.monotonic(), 0, 0.0
+        with _opened(self._path) as container:
+            frame_s = 1 / float(container.streams.video[0].guessed_rate or _RATE)
+            for number, picture in enumerate(container.decode(video=0), 1):
+                time_s = max(_time_s(picture, number - 1, frame_s), (number - 1) / _MOST_RATE)
                 if self._has_ended.wait(max(0.0, began_s + time_s - time.monotonic())):
-                    return
+                    return 0
                 self._frames.add(picture, time_s)
-        self._has_ended.wait(0.01)
+        is_over = self._has_ended.wait(max(0.0, began_s + time_s + frame_s - time.monotonic()))
+        return 0 if is_over else number
+
+
+def _opened(path: Path) -> InputContainer:
+    most = {"max_pixels": str(_MOST_PIXELS)}
+    container = av.open(str(path), options={"format_whitelist": _FORMATS} | most)
+    for stream in container.streams.video:
+        stream.codec_context.options = most
+    return container
+
+
+def _time_s(picture: av.VideoFrame, number: int, frame_s: float) -> float:
+    """Bare streams of pictures have no times of their own."""
+    return number * frame_s if picture.time is None else picture.time
 
 
 class CameraSource:
