@@ -17,6 +17,7 @@ import numpy as np
 
 from scope_contracts.errors import LinkError, ScopeError, UserInputError
 from scope_contracts.retraction import Retraction
+from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.serve.events import Event, EventLog
 from scope_runners.serve.group_control import GroupControl
 from scope_runners.serve.histogram import HistogramCounts
@@ -285,7 +286,14 @@ class LiveSession:
                     self._rank0 = self._ready = None
                     self.stage.suspend()
                     if self._state not in _OVER and not self._is_ending:
-                        self._become(SessionState.RECOVERING, "rank 0 is gone; it starts again")
+                        self._become(SessionState.RECOVERING, self._why_rank0_is_gone())
+
+    def _why_rank0_is_gone(self) -> str:
+        rewinds = (r for r in self.receipts.to_send() if r.kind is CommandKind.REWIND)
+        wanted = next((receipt.fields["chunk_index"] for receipt in rewinds), None)
+        if wanted is not None:
+            return f"rewinding to chunk {wanted}: its ranks start again"
+        return self._failure or "rank 0 is gone; it starts again"
 
     def end(self, why: str) -> None:
         """End the stream in order: the chunk that is made is finished; blocks `END_S` at most."""
@@ -352,7 +360,7 @@ class LiveSession:
             is_lost = event.state is RankState.LOST and not self._is_ending
         detail = _how_it_is(event)
         self.events.publish("rank", rank=event.rank, state=str(event.state), detail=detail)
-        if is_lost:
+        if is_lost and event.code != BAD_INPUT:  # of which no start follows
             self._become(SessionState.RECOVERING, f"{detail}; all ranks start again")
 
     def _rank0_said(self, connection: Connection, message: Message, body: bytearray) -> None:
@@ -375,10 +383,9 @@ class LiveSession:
         with self._lock:
             if ready.resumed:
                 self._retract(ready.retractions)
-                self.measured.num_recoveries += 1
                 if self.taken.forget_from(ready.next_chunk):
                     self.stage.forget()
-                self._answer_rewinds(ready.next_chunk)
+                self.measured.num_recoveries += not self._answer_rewinds(ready.next_chunk)
             self._ready = ready
             num_taken, last = len(self.taken), self.taken.last[0]
             orphan_s = self._settings.orphan_s
@@ -389,8 +396,10 @@ class LiveSession:
             self._become(*self._as_it_runs())
         self.stage.wake()
 
-    def _answer_rewinds(self, next_chunk: int) -> None:
-        """Rank0 continues before `next_chunk`: where that was asked for, it was obeyed."""
+    def _answer_rewinds(self, next_chunk: int) -> bool:
+        """Rank0 continues before `next_chunk`: where that was asked for, it was obeyed. Whether it
+        was."""
+        was_asked_for = False
         for receipt in self.receipts.to_send():
             is_rewind = receipt.kind is CommandKind.REWIND
             if is_rewind and next_chunk <= receipt.fields["chunk_index"]:
@@ -398,6 +407,8 @@ class LiveSession:
                 self.receipts.answer(
                     Outcome(command_id=receipt.id, chunk_index=next_chunk, cache_epoch=epoch)
                 )
+                was_asked_for = True
+        return was_asked_for
 
     def _take(self, connection: Connection, header: ChunkHeader, body: bytearray) -> None:
         """A chunk: once, in order, and whole."""
