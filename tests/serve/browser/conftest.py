@@ -19,6 +19,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
     "--disable-features=WebRtcHideLocalIpsWithMdns",
+    "--use-fake-device-for-media-stream",  # a camera where there is none
+    "--use-fake-ui-for-media-stream",
 ]
 
 OpenPage = Callable[..., Watched]

@@ -27,6 +27,7 @@ export class NotBegun extends Error {
 }
 
 const ANSWER_WITHIN_MS = 15000;
+const UPLOADED_WITHIN_MS = 300000;
 
 function sentence(body, status) {
   if (typeof body?.detail === "string") return body.detail;
@@ -35,14 +36,15 @@ function sentence(body, status) {
   return `The server answered ${status}.`;
 }
 
-/** The answer to one request, read as JSON (undefined where it has no body). */
+/** The answer to one request, read as JSON (undefined where it has no body). A `File` goes as it is. */
 export async function call(method, path, body) {
-  const headers = body === undefined ? {} : { "content-type": "application/json" };
+  const isFile = body instanceof Blob;
+  const headers = body === undefined || isFile ? {} : { "content-type": "application/json" };
   let response, answer;
   try {
     response = await fetch(path, {
-      method, headers, body: body === undefined ? undefined : JSON.stringify(body),
-      cache: "no-store", signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
+      method, headers, body: body === undefined || isFile ? body : JSON.stringify(body),
+      cache: "no-store", signal: AbortSignal.timeout(isFile ? UPLOADED_WITHIN_MS : ANSWER_WITHIN_MS),
     });
     const text = await response.text();
     answer = text && (response.headers.get("content-type") ?? "").includes("json") ? JSON.parse(text) : undefined;

@@ -10,6 +10,7 @@ import { SessionPage } from "./session_page.js";
 import { Shortcuts } from "./shortcuts.js";
 import { Strip } from "./strip.js";
 import { Timeline } from "./timeline.js";
+import { VideoIn } from "./video_in.js";
 
 let session = null;
 const backoff = new Backoff();
@@ -33,11 +34,13 @@ function soft() {
 }
 
 new Timeline({ give, soft });
+const videoIn = new VideoIn(() => session?.id ?? null);
 
 /* ---- which session ---- */
 
 function open(id) {
   session?.close();
+  videoIn.leave();
   for (const part of [banners, history, strip, measures]) part.clear();
   setText(byId("receipt"), "");
   const address = new URL(location.href);
@@ -45,7 +48,7 @@ function open(id) {
   address.searchParams.set("session", id);
   address.hash = "";
   window.history.replaceState(null, "", address);
-  session = new SessionPage(id, { player, banners, history, strip, measures }, { gone, again: start });
+  session = new SessionPage(id, { player, banners, history, strip, measures, videoIn }, { gone, again: start });
   choices();
 }
 
@@ -193,7 +196,10 @@ new Shortcuts([
 /* ---- leaving ---- */
 
 // A viewer that says goodbye makes room at once; one that vanishes is noticed after half a minute.
-addEventListener("pagehide", () => player.drop());
+addEventListener("pagehide", () => {
+  player.drop();
+  videoIn.leave();
+});
 addEventListener("pageshow", (event) => event.persisted && location.reload());
 
 find();

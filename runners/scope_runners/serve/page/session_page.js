@@ -32,7 +32,7 @@ function told(state, detail) {
 }
 
 export class SessionPage {
-  /** `parts`: player, banners, history, strip, measures; `gone(id, error)` where the server has no such session. */
+  /** `parts`: player, banners, history, strip, measures, videoIn; `gone(id, error)` where the server has no such session. */
   constructor(id, parts, { gone, again }) {
     Object.assign(this, { id, ...parts, gone, again, view: null, toldRetractions: null, watched: null, leaseTimer: 0, closed: false });
     this.outbox = new Outbox(id, (receipt) => this.receipt(receipt));
@@ -107,6 +107,7 @@ export class SessionPage {
     if (PLAYABLE.has(state)) this.player.play({ whep: sessionPath(this.id, "/whep"), fmp4: sessionPath(this.id, "/stream.fmp4"), mjpeg: sessionPath(this.id, "/stream.mjpeg") });
     else this.player.halt();
     if (!FLOWING.has(state)) this.player.settle();
+    this.videoIn.show(view.input);
     this.lookBack(view.retractions);
     this.lease(view.lease_s);
   }

@@ -1,8 +1,7 @@
-/** Invariant: one connection a transport; its end, for whatever reason, is told once by `failed`. WHEP as in
- *  draft-ietf-wish-whep: the offer is posted whole, the answer comes with 201 and a Location. */
-import { pause, NotBegun } from "./api.js";
+/** Invariant: one connection a transport; its end, for whatever reason, is told once by `failed`. */
+import { pause } from "./api.js";
+import { offer } from "./peer.js";
 
-const GATHER_MS = 400; // the server's candidates are enough where ours are late
 const LOST_MS = 3000; // "disconnected" may heal by itself, this long
 
 /** Plays packets from WebRTC in `video`. */
@@ -23,24 +22,10 @@ export class WebRtcTransport {
       this.element.play().catch(() => {});
     };
     this.peer.onconnectionstatechange = () => this.look();
-    await this.peer.setLocalDescription();
-    await this.gathered();
-    const response = await fetch(this.url, {
-      method: "POST", headers: { "content-type": "application/sdp" },
-      body: this.peer.localDescription.sdp, signal: AbortSignal.timeout(10000),
-    });
-    if (response.status !== 201) throw await NotBegun.of(response);
-    this.resource = response.headers.get("location");
-    const sdp = await response.text();
+    const { answer, location } = await offer(this.peer, this.url);
+    this.resource = location;
     if (this.ended) return this.forget();
-    await this.peer.setRemoteDescription({ type: "answer", sdp });
-  }
-
-  async gathered() {
-    const complete = new Promise((resolve) => {
-      this.peer.onicegatheringstatechange = () => this.peer.iceGatheringState === "complete" && resolve();
-    });
-    if (this.peer.iceGatheringState !== "complete") await Promise.race([complete, pause(GATHER_MS)]);
+    await this.peer.setRemoteDescription(answer);
   }
 
   look() {
