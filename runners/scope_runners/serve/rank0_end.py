@@ -1,0 +1,150 @@
+"""The server's end of rank0: a chunk is taken once, in order and whole, and rank0 hears of it.
+
+Rank0 may be another process each time: it says how far it came, and gets what it has not answered.
+"""
+
+import logging
+import zlib
+
+import numpy as np
+
+from scope_contracts.errors import LinkError
+from scope_runners.serve.live_stage import LiveStage
+from scope_runners.serve.measurements import Measurements
+from scope_runners.serve.messages import (
+    ChunkHeader,
+    CommandKind,
+    Failed,
+    Message,
+    Outcome,
+    RankReady,
+    Retracted,
+    Taken,
+    Welcome,
+)
+from scope_runners.serve.receipt_book import ReceiptBook
+from scope_runners.serve.receipts import command_of
+from scope_runners.serve.session_states import SessionState
+from scope_runners.serve.session_status import SessionStatus
+from scope_runners.serve.taken_chunks import TakenChunks
+from scope_runners.serve.wire import Connection
+
+_LOG = logging.getLogger(__name__)
+
+
+class Rank0End:
+    """Any thread may use it."""
+
+    def __init__(
+        self,
+        status: SessionStatus,
+        *,
+        taken: TakenChunks,
+        receipts: ReceiptBook,
+        measured: Measurements,
+        stage: LiveStage,
+        orphan_s: float,
+    ) -> None:
+        """Nobody is connected. Rank0 streams `orphan_s` longer than its server runs."""
+        self._status, self._taken, self._receipts = status, taken, receipts
+        self._measured, self._stage, self._orphan_s = measured, stage, orphan_s
+        self._connection: Connection | None = None
+
+    @property
+    def can_obey(self) -> bool:
+        """Whether rank0 is there and has said what it streams."""
+        return self._connection is not None and self._status.ready is not None
+
+    def send(self, message: Message, body: bytes = b"") -> None:
+        """Where it is there."""
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.send(message, body)
+            except LinkError as error:
+                _LOG.info("%s", error)
+
+    def serve(self, connection: Connection) -> None:
+        """Until the connection is gone, which raises `LinkError`."""
+        status = self._status
+        with status.lock:
+            if self._connection is not None:
+                self._connection.close()  # of a process that is gone
+            self._connection, status.ready = connection, None
+        try:
+            while True:
+                message, body = connection.receive()
+                self._said(connection, message, body)
+        finally:
+            with status.lock:
+                if self._connection is connection:
+                    self._connection = status.ready = None
+                    self._stage.suspend()
+                    if not status.is_over and not status.is_ending:
+                        status.become(SessionState.RECOVERING, self._why_it_is_gone())
+
+    def _why_it_is_gone(self) -> str:
+        rewinds = (r for r in self._receipts.to_send() if r.kind is CommandKind.REWIND)
+        wanted = next((receipt.fields["chunk_index"] for receipt in rewinds), None)
+        if wanted is not None:
+            return f"rewinding to chunk {wanted}: its ranks start again"
+        return self._status.failure or "rank 0 is gone; it starts again"
+
+    def _said(self, connection: Connection, message: Message, body: bytearray) -> None:
+        match message:
+            case RankReady():
+                self._begin(connection, message)
+            case ChunkHeader():
+                self._take(connection, message, body)
+            case Outcome():
+                self._receipts.answer(message)
+            case Retracted(retraction=retraction):
+                self._status.retract(retraction)
+            case Failed(sentence=sentence):
+                self._status.failure = sentence
+            case _:
+                raise LinkError(f"rank0 does not send {type(message).__name__}")
+
+    def _begin(self, connection: Connection, ready: RankReady) -> None:
+        """Rank0 can stream: tell it what is here, and what it has not answered."""
+        status = self._status
+        with status.lock:
+            if ready.resumed:
+                status.retract(*ready.retractions)
+                if self._taken.forget_from(ready.next_chunk):
+                    self._stage.forget()
+                self._measured.num_recoveries += not self._answer_rewinds(ready.next_chunk)
+            status.ready = ready
+            num_taken, last = len(self._taken), self._taken.last[0]
+            connection.send(Welcome(num_taken=num_taken, last_taken=last, orphan_s=self._orphan_s))
+            for receipt in self._receipts.to_send():
+                connection.send(command_of(receipt))
+            self._stage.open(ready, next_chunk=max(ready.next_chunk, last + 1))
+            status.become(*status.as_it_runs)
+        self._stage.wake()
+
+    def _answer_rewinds(self, next_chunk: int) -> bool:
+        """Rank0 continues before `next_chunk`: where that was asked for, it was obeyed. Whether it
+        was."""
+        was_asked_for = False
+        for receipt in self._receipts.to_send():
+            is_rewind = receipt.kind is CommandKind.REWIND
+            if is_rewind and next_chunk <= receipt.fields["chunk_index"]:
+                epoch = max(0, self._taken.last[1])
+                self._receipts.answer(
+                    Outcome(command_id=receipt.id, chunk_index=next_chunk, cache_epoch=epoch)
+                )
+                was_asked_for = True
+        return was_asked_for
+
+    def _take(self, connection: Connection, header: ChunkHeader, body: bytearray) -> None:
+        """A chunk: once, in order, and whole."""
+        if zlib.crc32(body) != header.crc32:
+            raise LinkError(f"chunk {header.chunk_index} came damaged; it is sent again")
+        shape = (header.num_frames, header.height, header.width, 3)
+        with self._status.lock:
+            is_new = self._taken.add(header.chunk_index, header.cache_epoch)
+            connection.send(Taken(num_taken=len(self._taken)))
+        if is_new:
+            self._stage.take(header, np.frombuffer(body, dtype=np.uint8).reshape(shape))
+            self._status.look_at_speed()
