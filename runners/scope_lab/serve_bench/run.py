@@ -1,8 +1,9 @@
 """What viewers and recordings cost the ranks of a served stream, and whether memory stays bounded.
 
-Turn by turn, in one run: the stream alone, and the stream with viewers, some of which never read,
-and recordings. Where there are four cores, rank0 and the server have one each and viewers the
-others; with fewer they share all, and the viewers' own work counts as well.
+Turn by turn, in one run: the stream alone; with viewers, some of which never read, and recordings;
+and beside as much work that has nothing to do with the stream, since on most machines a busy core
+slows the others down. Where there are four cores, rank0 and the server have one each and viewers
+the others; with fewer they share all, and the viewers' own work counts as well.
 """
 
 import os
@@ -10,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from scope_lab.serve_bench.server_process import ServerProcess, cpu_seconds, memory_mib
@@ -27,13 +29,14 @@ _OF_RANK0 = ("plan", "wait", "generate", "decode", "digest")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a line a turn, and the result; 1 where rank0 loses more than it may."""
+    """Print a line a turn, and the result; 1 where too few frames are shown, or where rank0 loses
+    too much more with viewers than beside other work."""
     parser = CommandParser(prog="scripts/lab bench-serve", description=__doc__)
     parser.add_argument("--viewers", type=int, default=50)
     parser.add_argument("--silent", type=int, default=5, help="of them, that never read")
     parser.add_argument("--recordings", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=4, help="of each kind")
-    parser.add_argument("--turn-s", type=float, default=20.0)
+    parser.add_argument("--turns", type=int, default=8, help="each between two without viewers")
+    parser.add_argument("--turn-s", type=float, default=8.0)
     parser.add_argument("--minutes", type=float, default=0.0, help="then watch memory so long")
     namespace, rest = parser.parse_known_args(argv)
     cores = sorted(os.sched_getaffinity(0))
@@ -62,37 +65,74 @@ class Turn:
 
 
 def _compare(server: ServerProcess, namespace: Any, cores: Sequence[int]) -> float:
-    alone: list[Turn] = []
-    watched: list[Turn] = []
-    shown: list[float] = []
+    """Each turn with viewers, and each beside other work of as many CPU seconds, against the two
+    beside it alone: a machine that becomes slower or faster meanwhile changes little."""
+    alone, shown = [_turn(server, namespace.turn_s)], list[float]()
+    watched, beside = _Differences(), _Differences()
     for turn in range(namespace.turns):
-        alone.append(_turn(server, namespace.turn_s))
-        with _viewers(server, namespace, cores), _recordings(server, namespace.recordings, turn):
-            watched.append(_turn(server, namespace.turn_s))
+        with (
+            _viewers(server, namespace, cores) as viewers,
+            _recordings(server, namespace.recordings, turn),
+        ):
+            pids = {cores[1 % len(cores)]: server.pids()["server"], cores[-1]: viewers}
+            cpu_s, began_s = _cpu_seconds(pids), time.monotonic()
+            with_viewers = _turn(server, namespace.turn_s)
+            spent_s = time.monotonic() - began_s
+            parts = {
+                core: (now - cpu_s[core]) / spent_s for core, now in _cpu_seconds(pids).items()
+            }
             stats = server.session()["stats"]
             shown.append(stats["frames_per_s"])
-            print(
-                f"turn {turn}: rank0 {alone[-1].frames_per_s:.1f} frames/s alone, "
-                f"{watched[-1].frames_per_s:.1f} with {stats['viewers']} viewers; shown "
-                f"{shown[-1]:.2f}; drops {stats['drops']}"
-            )
-    loss = 1 - _median(watched).frames_per_s / _median(alone).frames_per_s
-    more = _median(watched).cpu_ms / _median(alone).cpu_ms - 1
+        alone.append(_turn(server, namespace.turn_s))
+        watched.add(alone[-2], with_viewers, alone[-1])
+        with _other_work(parts):
+            with_other_work = _turn(server, namespace.turn_s)
+        alone.append(_turn(server, namespace.turn_s))
+        beside.add(alone[-2], with_other_work, alone[-1])
+        print(
+            f"turn {turn}: frames/s of rank0 {alone[-3].frames_per_s:.1f} alone, "
+            f"{with_viewers.frames_per_s:.1f} with {stats['viewers']} viewers, "
+            f"{alone[-2].frames_per_s:.1f} alone, {with_other_work.frames_per_s:.1f} beside other "
+            f"work of {' and '.join(f'{100 * part:.0f} %' for part in parts.values())} of a core, "
+            f"{alone[-1].frames_per_s:.1f} alone; shown {shown[-1]:.2f}; drops {stats['drops']}",
+            flush=True,
+        )
+    still = [1 - two.frames_per_s / one.frames_per_s for one, two in pairwise(alone)]
     print(
-        f"rank0: {_median(alone).frames_per_s:.1f} frames/s while it works, alone; "
-        f"{_median(watched).frames_per_s:.1f} with {namespace.viewers} viewers "
-        f"({namespace.silent} never read) and {namespace.recordings} recordings: "
-        f"{100 * loss:+.1f} % less (bar {100 * MOST_LOSS:g} %), {100 * more:+.1f} % CPU a chunk; "
-        f"shown {median(shown):.2f} of {server.session()['fps']}"
+        f"shown with {namespace.viewers} viewers ({namespace.silent} never read) and "
+        f"{namespace.recordings} recordings: {median(shown):.2f} frames/s of "
+        f"{server.session()['fps']} (bar {100 * MOST_LOSS:g} % fewer)\n"
+        "rank0 while it works, medians and quartiles:\n"
+        f"  with them: {_spread(watched.less)} fewer frames/s than alone, "
+        f"{_spread(watched.more_cpu)} more CPU a chunk\n"
+        f"  beside other work of the same cores: {_spread(beside.less)} fewer, "
+        f"{_spread(beside.more_cpu)} more CPU\n"
+        f"  two turns alone: {_spread(still)} fewer in the later one"
     )
-    return loss
+    own = median(watched.less) - median(beside.less)
+    return max(own, 1 - median(shown) / float(server.session()["fps"]))
 
 
-def _median(turns: Sequence[Turn]) -> Turn:
-    return Turn(
-        frames_per_s=median(turn.frames_per_s for turn in turns),
-        cpu_ms=median(turn.cpu_ms for turn in turns),
-    )
+class _Differences:
+    """Of turns of one kind from those alone before and after them."""
+
+    def __init__(self) -> None:
+        self.less: list[float] = []
+        self.more_cpu: list[float] = []
+
+    def add(self, before: Turn, turn: Turn, after: Turn) -> None:
+        self.less.append(1 - 2 * turn.frames_per_s / (before.frames_per_s + after.frames_per_s))
+        self.more_cpu.append(2 * turn.cpu_ms / (before.cpu_ms + after.cpu_ms) - 1)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Median and quartiles, in percent."""
+    low, middle, high = quantiles(values, n=4) if len(values) > 1 else 3 * [values[0]]
+    return f"{100 * middle:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def _cpu_seconds(pids: Mapping[int, int]) -> dict[int, float]:
+    return {core: cpu_seconds(pid) for core, pid in pids.items()}
 
 
 def _turn(server: ServerProcess, seconds: float) -> Turn:
@@ -134,7 +174,8 @@ def _watch_memory(server: ServerProcess, namespace: Any, cores: Sequence[int]) -
 
 
 @contextmanager
-def _viewers(server: ServerProcess, namespace: Any, cores: Sequence[int]) -> Iterator[None]:
+def _viewers(server: ServerProcess, namespace: Any, cores: Sequence[int]) -> Iterator[int]:
+    """The process that they are in."""
     num_reading = namespace.viewers - namespace.silent
     process = subprocess.Popen(
         [
@@ -150,9 +191,29 @@ def _viewers(server: ServerProcess, namespace: Any, cores: Sequence[int]) -> Ite
     assert process.stdout is not None
     process.stdout.readline()
     try:
-        yield
+        yield process.pid
     finally:
         print(f"viewers had {process.communicate('', timeout=60)[0].strip()}")
+
+
+@contextmanager
+def _other_work(parts: Mapping[int, float]) -> Iterator[None]:
+    """So much of each core."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "scope_lab.serve_bench.other_work"),
+            *(f"{core}:{part:.3f}" for core, part in parts.items()),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        yield
+    finally:
+        process.communicate("", timeout=60)
 
 
 @contextmanager
