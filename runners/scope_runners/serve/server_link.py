@@ -12,12 +12,11 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from scope_contracts.errors import LinkError, ScopeError
+from scope_contracts.errors import LinkError
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
 from scope_rt.control.video_input import InputPictures
@@ -29,17 +28,15 @@ from scope_runners.serve.messages import (
     End,
     Failed,
     Message,
-    Outcome,
     Pictures,
     RankReady,
     Taken,
     Welcome,
 )
+from scope_runners.serve.obeyed_commands import ObeyedCommands
 from scope_runners.serve.reconnect import Reconnecting
 from scope_runners.serve.wire import Connection
 
-MOST_OUTCOMES = 4096
-"""Answers that are kept for a server that comes back."""
 _QUEUED = 2
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +53,8 @@ class ServerLink:
         rewind: Callable[[int], None],
     ) -> None:
         """`steer` posts a command, `rewind` notes that the stream is to be rewound at its end."""
-        self._steer, self._rewind = steer, rewind
+        self._rewind = rewind
+        self._commands = ObeyedCommands(steer=steer, say=self.say)
         self._state = threading.Condition()
         self._ready: RankReady | None = None
         self._welcome: Welcome | None = None
@@ -72,8 +70,6 @@ class ServerLink:
         self._unsent: deque[tuple[ChunkHeader, bytes]] = deque()
         self._untaken: deque[tuple[ChunkHeader, bytes]] = deque()
         """Sent, and not taken as far as is known."""
-        self._outcomes: dict[str, Outcome | None] = {}
-        """By command; None where it is posted and not answered."""
         self._pictures: InputPictures | None = None
         self._has_ended = False
         self._is_closed = False
@@ -93,14 +89,7 @@ class ServerLink:
         Raises:
             LinkError: no server answered in time.
         """
-        self._outcomes |= {
-            each.command_id: Outcome(
-                command_id=each.command_id,
-                chunk_index=each.chunk_index,
-                cache_epoch=each.cache_epoch,
-            )
-            for each in ready.applied
-        }
+        self._commands.restore(ready.applied)
         with self._state:
             self._ready = ready
         self._server.start()
@@ -229,8 +218,7 @@ class ServerLink:
                 self._unsent.extendleft(reversed(lacks))
                 self._untaken.clear()
                 self._num_taken = welcome.num_taken
-            known = [each for each in self._outcomes.values() if each is not None]
-            self._notices = deque([*known, *self._notices])
+            self._notices = deque([*self._commands.answered, *self._notices])
             # From here on a server that comes back is told of a process that it knows.
             assert self._ready is not None, "said before"
             self._ready = replace(self._ready, resumed=False, applied=(), retractions=())
@@ -254,61 +242,17 @@ class ServerLink:
 
     def _post(self, command: Command) -> None:
         """Once, however often it is sent."""
-        name = command.command_id
-        with self._state:
-            known = name in self._outcomes
-            outcome = self._outcomes.get(name)
-            if not known:
-                self._outcomes[name] = None
-                self._trim()
-        if known:
-            if outcome is not None:
-                self.say(outcome)
+        if not self._commands.is_new(command):
             return
         if command.kind is CommandKind.REWIND:
             self._rewind(command.chunk_index)
             self._end()
-            return
-        try:
-            receipt = self._steer(command)
-        except ScopeError as error:
-            self._answer(Outcome(command_id=name, error=str(error)))
-            return
-        receipt.when_answered(partial(self._answered, name, receipt))
-        if command.hard_cut or command.kind is CommandKind.HARD_CUT:
+        elif self._commands.post(command) and (
+            command.hard_cut or command.kind is CommandKind.HARD_CUT
+        ):
             with self._state:  # nobody wants to see what would come before it
                 self._credit_end = max(self._credit_end, self._asked_for + 1)
                 self._state.notify_all()
-
-    def _answered(self, name: str, receipt: Receipt) -> None:
-        try:
-            ack = receipt.wait(0)
-        except ScopeError as error:
-            cause = error.__cause__
-            if type(cause) is ScopeError or isinstance(cause, LinkError):
-                return  # not taken by a stream that ends: whoever resumes it takes it
-            self._answer(Outcome(command_id=name, error=str(error)))
-            return
-        assert ack is not None, "called once it is answered"
-        self._answer(
-            Outcome(
-                command_id=name,
-                chunk_index=ack.chunk_index,
-                cache_epoch=ack.cache_epoch,
-                superseded=ack.superseded,
-            )
-        )
-
-    def _answer(self, outcome: Outcome) -> None:
-        with self._state:
-            self._outcomes[outcome.command_id] = outcome
-        self.say(outcome)
-
-    def _trim(self) -> None:
-        """Forget the oldest answers: a server asks for none that old again."""
-        while len(self._outcomes) > MOST_OUTCOMES:
-            oldest = next(iter(self._outcomes))
-            del self._outcomes[oldest]
 
     def _send_all(self) -> None:
         while True:
