@@ -23,7 +23,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**({"allow_abbrev": False} | options))
 
     def error(self, message: str) -> NoReturn:
-        raise UserInputError(f"{message}; see {self.prog} --help")
+        raise UserInputError(f"{_in_plain_words(message)}; see {self.prog} --help")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -55,6 +55,13 @@ class CommandParser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 return list(action.choices)
         return None
+
+
+def _in_plain_words(message: str) -> str:
+    """argparse names the Python type that a value is not."""
+    for kind, wanted in (("int", "a whole number"), ("float", "a number"), ("Path", "a path")):
+        message = message.replace(f"invalid {kind} value:", f"give {wanted}, not")
+    return message.removeprefix("argument ")
 
 
 def _unknown(kind: str, word: str, known: Iterable[str]) -> str:

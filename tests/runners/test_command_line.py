@@ -54,3 +54,18 @@ def test_an_option_is_never_guessed_from_its_beginning(
 def test_a_value_may_look_like_an_option_or_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stream", "--prompt", "--a red circle", "--seconds", "-3"]) == 2
     assert "'-3' is no time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("serve --port abc", "--port: give a whole number, not 'abc'"),
+        ("serve --lease long", "--lease: give a number, not 'long'"),
+        ("stream --plan pp7", "--plan: 'pp7' is not one of single, "),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_without_names_of_python(
+    arguments: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments.split()) == 2
+    assert capsys.readouterr().err.startswith(f"scope-rt: {sentence}")

@@ -45,7 +45,7 @@ def _tp_degree(request: StreamRequest) -> int:
         (["--prompt-at", "six:a red circle"], "--prompt-at"),
         (["--prompt-at", "6s:  "], "--prompt-at"),
         (["--hard-cut-at", "10 m"], "--hard-cut-at"),
-        (["--plan", "pp7"], "argument --plan: 'pp7' is not one of single, .*pp1"),
+        (["--plan", "pp7"], "^--plan: 'pp7' is not one of single, .*pp1"),
         (["--tp", "two"], "--tp"),
         (["--colour", "red"], "--colour"),
     ],

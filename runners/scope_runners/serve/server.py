@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,7 @@ from scope_contracts.errors import UserInputError
 from scope_runners.serve.api import create_app
 from scope_runners.serve.bounded_http import HEAD_S, BoundedHttp
 from scope_runners.serve.events import Event
+from scope_runners.serve.first_session import FirstSession, own_sessions
 from scope_runners.serve.security import secured
 from scope_runners.serve.session_log import log_event
 from scope_runners.serve.sessions import Sessions
@@ -33,27 +35,30 @@ def serve(settings: ServeSettings, *, prompt: str | None, stream: Mapping[str, A
     """Serve until SIGINT or SIGTERM, then end all sessions in order.
 
     Raises:
-        UserInputError: the address is taken, or a session cannot be started.
+        UserInputError: the address is taken, or the session of the command cannot be streamed.
     """
     listener = _listening(settings)
     tracing = open_tracing(settings.trace) if settings.trace else None
     sessions = Sessions(settings, observe=_observer(tracing))
     app = create_app(sessions, on_end=tracing.close if tracing is not None else lambda: None)
+    server = uvicorn_of(app, settings)
+    first = FirstSession(sessions, end=partial(setattr, server, "should_exit", True))
     sessions.open()
-    if prompt is not None and not sessions.all():
-        sessions.create(prompt, stream, lease_s=0.0)
+    if prompt is not None:
+        first.open(prompt, stream)
     _publish(sessions, settings.publish)
     host, port = listener.getsockname()[:2]
     print(f"scope-rt: http://{host}:{port}/", file=sys.stderr, flush=True)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _ended)  # uvicorn raises what it obeyed once more at its end
-    uvicorn_of(app, settings).run(sockets=[listener])
+    server.run(sockets=[listener])
+    if first.refusal:
+        raise UserInputError(first.refusal)
     return 0
 
 
 def _publish(sessions: Sessions, urls: Sequence[str]) -> None:
-    """The session that a command starts, now or when the folder was served before, has no lease."""
-    own = [each for each in sessions.all() if not each.record.lease_s]
+    own = own_sessions(sessions)
     if urls and not own:
         _LOG.error("no session is published: the folder has none that the command started")
     for url in urls if own else ():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from scope_contracts.errors import LinkError, ScopeError, UserInputError
+from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.serve.events import Event, EventLog
 from scope_runners.serve.group_control import GroupControl
 from scope_runners.serve.histogram import HistogramCounts
@@ -100,6 +101,7 @@ class LiveSession:
             orphan_s=settings.orphan_s,
         )
         self._launcher: Connection | None = None
+        self._group_code = 0
         self._asked_at_s = clock()
 
     def _restored(self) -> tuple[Journal, list[dict[str, Any]], bool]:
@@ -140,6 +142,11 @@ class LiveSession:
     def state(self) -> SessionState:
         """What a person is told."""
         return self._status.state
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether its ranks ended because what they were given cannot be used."""
+        return self._group_code == BAD_INPUT and self.state is SessionState.FAILED
 
     @property
     def hub(self) -> MediaHub | None:
@@ -313,6 +320,7 @@ class LiveSession:
             case GroupEnded() if self.state is SessionState.FAILED:
                 pass  # why is said
             case GroupEnded(code=code):
+                self._group_code = code
                 if self._status.is_ending or code == 0:
                     self._status.become(SessionState.STOPPED, "its ranks have ended")
                     self.receipts.close(self._status.detail)

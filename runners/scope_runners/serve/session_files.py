@@ -119,10 +119,15 @@ class SessionFiles:
             return None
 
     def forget(self) -> None:
-        """The session is over: its stream cannot be continued; its recordings stay."""
-        for path in (self.record, self.journal, self.log, self.image, self._job, self._rewind):
-            path.unlink(missing_ok=True)
-        shutil.rmtree(self.snapshot, ignore_errors=True)
+        """The session is over: its stream cannot be continued; its recordings stay, if any."""
+        recordings = self.recordings.exists() and any(self.recordings.iterdir())
+        for path in self.folder.iterdir():
+            if path.is_dir() and not (recordings and path == self.recordings):
+                shutil.rmtree(path, ignore_errors=True)
+            elif not path.is_dir():
+                path.unlink(missing_ok=True)
+        if not recordings:
+            self.folder.rmdir()
 
     def rewound(self) -> None:
         """It was, or cannot be: the next start resumes as usual."""
