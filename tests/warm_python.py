@@ -30,9 +30,10 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 from scope_runners import fork_server
+from scope_runners.serve import group_control
 
 START_S = 100.0
 """How long the server may take to import everything."""
@@ -46,10 +47,15 @@ PRELOADED = (
     "scope_runners.launcher",
     "scope_runners.break_it.rank_main",
     "scope_runners.break_it.stream",
+    "scope_runners.serve.command",
+    "scope_runners.serve.group_process",
+    "scope_runners.serve.rank",
+    "scope_runners.serve.server",
     "torch.distributed.run",
 )
 _STARTS_RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
 """Where torchrun has its `Popen`."""
+Stream = int | IO[bytes] | None
 _STOPS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
@@ -57,7 +63,7 @@ class Process:
     """The part of `subprocess.Popen` that its users here need, for `sys.executable` alone.
 
     `args` is the interpreter with -P or -u, then -m NAME, -c CODE or a file, and arguments. A
-    stream that is None is this process's own.
+    stream that is None is this process's own, and one that is DEVNULL is empty.
     """
 
     server: "Server"
@@ -68,9 +74,9 @@ class Process:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
-        stdin: int | None = None,
-        stdout: int | None = None,
-        stderr: int | None = None,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
         pass_fds: Sequence[int] = (),
         start_new_session: bool = False,
         server: "Server | None" = None,
@@ -78,19 +84,20 @@ class Process:
         assert args[0] == sys.executable
         self.args = args
         self.returncode: int | None = None
-        targets = dict(zip(range(3), (stdin, stdout, stderr), strict=True))
-        files = [number if there is None else there for number, there in targets.items()]
+        streams = (stdin, stdout, stderr)
         order = {
             "args": list(args[1:]),
             "env": dict(os.environ if env is None else env),
             "cwd": str(cwd or Path.cwd()),
-            "targets": [*targets, *pass_fds],
+            "targets": [0, 1, 2, *pass_fds],
             "ignored": [s for s in _STOPS if signal.getsignal(s) is signal.SIG_IGN],
             "session": start_new_session,
         }
         self._lock = threading.Lock()
         self._link = (server or self.server).connect()
-        socket.send_fds(self._link, [json.dumps(order).encode()], [*files, *pass_fds])
+        with Path(os.devnull).open("r+") as none:
+            files = [_number(stream, own, none) for own, stream in enumerate(streams)]
+            socket.send_fds(self._link, [json.dumps(order).encode()], [*files, *pass_fds])
         self._wait_for_answer(START_S)
         self.pid = int(self._link.recv(100))
 
@@ -134,6 +141,14 @@ class Process:
         polled.register(self._link, select.POLLIN)
         if not polled.poll(None if timeout is None else 1000 * timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+
+
+def _number(stream: Stream, own: int, none: IO[str]) -> int:
+    if stream == subprocess.DEVNULL:
+        return none.fileno()
+    if stream is None or isinstance(stream, int):
+        return own if stream is None else stream
+    return stream.fileno()
 
 
 def run(
@@ -248,9 +263,14 @@ class Server:
 
 
 def warm_launchers() -> None:
-    """From here on, launchers of this process fork their fork servers from the warm one."""
-    own: Any = fork_server
-    own.subprocess = SimpleNamespace(Popen=Process, TimeoutExpired=subprocess.TimeoutExpired)
+    """From here on, launchers of this process fork their fork servers from the warm one, and
+    servers of streams their launchers.
+    """
+    for module in (fork_server, group_control):
+        own: Any = module
+        own.subprocess = SimpleNamespace(
+            Popen=Process, TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=subprocess.DEVNULL
+        )
 
 
 def _keep_operators() -> None:

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.lab
 
 
 def test_a_fork_continues_from_its_chunk_and_the_first_stream_goes_on(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--max-sessions", "2") as server:
+    with running_server(tmp_path, "--max-sessions", "2", cold=True) as server:
         parent = server.live()["id"]
         path = f"/v1/sessions/{parent}"
         until(lambda: server.get(path)["chunk_index"] > 6, what="some chunks")

@@ -62,7 +62,7 @@ class Steering:
 
 @contextmanager
 def steered(folder: Path, *plan: str) -> Iterator[tuple[RunningServer, NotingClient, Steering]]:
-    with running_server(folder, "--prompt", "a red circle", *plan) as server:
+    with running_server(folder, "--prompt", "a red circle", *plan, cold=True) as server:
         session_id = server.live()["id"]
         client, steering = NotingClient(server, session_id), Steering(server, session_id)
         try:

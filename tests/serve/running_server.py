@@ -16,18 +16,25 @@ import httpx
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
+from tests.warm_python import Process
+
 START_S = 90.0
 """A bound, not a measure: machines of tests are busy."""
 
 
 class RunningServer:
-    """`scope-rt serve` on a free port, with files in `folder`; started again, it continues."""
+    """`scope-rt serve` on a free port, with files in `folder`; started again, it continues.
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    It is forked, as its launchers and ranks are, from a process that has imported them; one that is
+    `cold` starts as a user's does.
+    """
+
+    def __init__(self, folder: Path, *arguments: str, cold: bool = False) -> None:
         self.folder, self.arguments = folder, arguments
+        self._starts: Any = subprocess.Popen if cold else Process
         self.output = folder / "server.log"
         self.url = ""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Process | None = None
 
     @property
     def pid(self) -> int:
@@ -39,7 +46,7 @@ class RunningServer:
         begins_at = self.output.stat().st_size if self.output.exists() else 0
         port = self.url.rsplit(":", 1)[1].strip("/") if self.url else "0"
         with self.output.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = self._starts(
                 [
                     *(sys.executable, "-m", "scope_runners.main", "serve"),
                     *("--folder", str(self.folder / "serve"), "--port", port, *self.arguments),
@@ -105,8 +112,8 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
-    server = RunningServer(folder, *arguments)
+def running_server(folder: Path, *arguments: str, cold: bool = False) -> Iterator[RunningServer]:
+    server = RunningServer(folder, *arguments, cold=cold)
     server.start()
     try:
         yield server

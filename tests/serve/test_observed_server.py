@@ -68,7 +68,7 @@ def server(
         *("--prompt", "a purple circle", "--log-format", "json"),
         *("--trace", f"http://127.0.0.1:{collector.server_port}", "--max-sessions", "2"),
     )
-    running = RunningServer(folder, *options)
+    running = RunningServer(folder, *options, cold=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SCOPE_LOG_LEVEL", "INFO")
         running.start()
