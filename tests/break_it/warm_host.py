@@ -26,15 +26,15 @@ def enter(name: str) -> None:
 
 
 @contextmanager
-def warm_second_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What starts on the second of two hosts comes from a warm server there."""
+def warm_hosts(monkeypatch: pytest.MonkeyPatch, letters: str) -> Iterator[None]:
+    """What starts on those of the two hosts, "a" and "b", comes from a warm server there."""
     fresh, all_of = Host.start, Host.processes
     servers = dict[str, Server]()
 
     def start(
         host: Host, command: Sequence[str], *, environ: Mapping[str, str], output: IO[bytes]
     ) -> subprocess.Popen[bytes] | Process:
-        if not host.name.startswith("scope-b-"):
+        if host.name.split("-")[1] not in letters:
             return fresh(host, command, environ=environ, output=output)
         first = f"from tests.break_it.warm_host import enter\nenter({host.name!r})"
         servers[host.name] = Server(Path(folder, host.name), of=Process.server, first=first)
