@@ -119,6 +119,13 @@ class LiveStage:
                 self._send(*given)
             self._send(Credit(end=self._credit_end), b"")
 
+    def grant_for_cut(self) -> None:
+        """A cut was posted: nobody wants to see what would come before it. Cuts that are posted
+        before a chunk comes share one: else as many chunks as cuts would be made at no pace."""
+        with self._lock:
+            if not self._pace.is_ahead:
+                self.grant()
+
     def chunk_in(self, num_chunks: int) -> int:
         """The chunk that is begun so many after the next one; -1 for none."""
         return self._credit_end + num_chunks if num_chunks else -1

@@ -41,6 +41,11 @@ class Pace:
         return len(self._granted_s)
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether more chunks are outstanding than the pace itself grants."""
+        return self.num_outstanding > self._max_outstanding
+
+    @property
     def expected_s(self) -> float:
         """How long the next chunk may take; 0 before the first has arrived."""
         if not self._taken_s:

@@ -203,7 +203,7 @@ class LiveSession:
                 self._obey(receipt)
             elif is_new and at_chunk < 0 and self._rank0.can_obey:
                 if fields.get("hard_cut") or kind is CommandKind.HARD_CUT:
-                    self.stage.grant()  # nobody wants to see what would come before it
+                    self.stage.grant_for_cut()
                 self._rank0.send(command_of(receipt))
         self.stage.wake()
         return self.receipts.get(receipt.id) or receipt
