@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from scope_runners.serve.messages import (
     ChunkHeader,
     Command,
     CommandKind,
+    Credit,
     Hello,
     Message,
     Outcome,
@@ -78,8 +79,13 @@ class Rank0:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[tuple[Rank0, Connection]]:
-    """Rank0 and the first server it found."""
+def opened(
+    folder: Path,
+    *,
+    rewind: Callable[[Command], None] = lambda command: None,
+    refused: str = "",
+) -> Iterator[tuple[Rank0, Connection]]:
+    """Rank0 and the first server it found; the command `refused` is one that it cannot do."""
     path = socket_path(folder)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -91,7 +97,9 @@ def opened(folder: Path) -> Iterator[tuple[Rank0, Connection]]:
         steered.append(command.command_id)
         return Steered(chunk_index=7)
 
-    link = ServerLink(path, "9a", steer=steer, rewind=lambda chunk_index: None)
+    link = ServerLink(path, "9a", steer=steer, rewind=rewind)
+    if refused:
+        link.refuse(refused, "no latents")
     rank0 = Rank0(link, listener, steered, [])
     opener = threading.Thread(target=link.open, args=(READY,), kwargs={"timeout_s": BOUND_S})
     opener.start()
@@ -175,3 +183,28 @@ def test_a_server_that_comes_back_is_sent_what_it_lacks_and_nothing_twice(
         rank0.link.give(chunk(2), cache_fill=0.0)
         assert [next_of(server, ChunkHeader).chunk_index for _ in range(2)] == [1, 2]
         assert rank0.link.num_taken == 1
+
+
+def test_a_rewind_that_could_not_be_done_is_answered_and_not_tried_again(tmp_path: Path) -> None:
+    asked: list[Command] = []
+    with opened(tmp_path, rewind=asked.append, refused="back") as (rank0, server):
+        server.send(Command(command_id="back", kind=CommandKind.REWIND, chunk_index=3))
+        while (outcome := next_of(server, Outcome)).command_id != "back":
+            continue
+        assert outcome.error == "no latents"
+        assert asked == []
+        server.send(Credit(end=9))
+        assert rank0.link.wait(8)
+
+
+def test_a_rewind_that_cannot_be_noted_is_answered_and_the_stream_goes_on(tmp_path: Path) -> None:
+    def fails(command: Command) -> None:
+        raise OSError(28, "No space left on device")
+
+    with opened(tmp_path, rewind=fails) as (rank0, server):
+        server.send(Command(command_id="back", kind=CommandKind.REWIND, chunk_index=3))
+        while (outcome := next_of(server, Outcome)).command_id != "back":
+            continue
+        assert "No space left" in outcome.error
+        server.send(Credit(end=9))
+        assert rank0.link.wait(8)

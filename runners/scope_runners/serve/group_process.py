@@ -116,7 +116,7 @@ def _run(files: SessionFiles) -> int:
             heartbeat_timeout_s=config.mesh.heartbeat_timeout_s,
             chunk_timeout_s=config.mesh.group_timeout_s,
         )
-        if code or files.rewind_to() is None:
+        if code or files.rewind() is None:
             break
         _LOG.info("the ranks start again, to rewind the stream")
     report.ended(code)

@@ -52,12 +52,16 @@ class ObeyedCommands:
             self._say(outcome)
         return is_new
 
+    def refuse(self, command_id: str, why: str) -> None:
+        """It is answered so, and not posted any more."""
+        self._answer(Outcome(command_id=command_id, error=why))
+
     def post(self, command: Command) -> bool:
         """To the stream; whether that took it."""
         try:
             receipt = self._steer(command)
         except ScopeError as error:
-            self._answer(Outcome(command_id=command.command_id, error=str(error)))
+            self.refuse(command.command_id, str(error))
             return False
         receipt.when_answered(partial(self._answered, command.command_id, receipt))
         return True

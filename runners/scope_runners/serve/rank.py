@@ -77,11 +77,14 @@ def _control(
     def steer(command: Command) -> Receipt:
         return session.steer(_steering(command, resting_bias=setup.kv_cache_attention_bias))
 
-    link = ServerLink(job.socket, job.session_id, steer=steer, rewind=files.ask_for_rewind)
+    def rewind(command: Command) -> None:
+        files.ask_for_rewind(command.chunk_index, command_id=command.command_id)
+
+    link = ServerLink(job.socket, job.session_id, steer=steer, rewind=rewind)
     with taking_stop_signals(lambda signum, frame: link.end()), ExitStack() as at_end:
         at_end.callback(link.close)
         try:
-            session = _session(files, setup, instruments)
+            session = _session(files, setup, instruments, link)
             with session:
                 _stream(files, job, session, link)
         except ScopeError as error:
@@ -92,14 +95,17 @@ def _control(
     return 0
 
 
-def _session(files: SessionFiles, setup: StreamSetup, instruments: Instruments) -> StreamSession:
-    """The session, rewound where that was asked for and can be done."""
-    rewind_to = files.rewind_to()
-    if rewind_to is not None:
+def _session(
+    files: SessionFiles, setup: StreamSetup, instruments: Instruments, link: ServerLink
+) -> StreamSession:
+    """The session, rewound where that was asked for and can be done; else whoever asked is told."""
+    asked = files.rewind()
+    if asked is not None:
         try:
-            return StreamSession(setup, instruments=instruments, rewind_to=rewind_to)
+            return StreamSession(setup, instruments=instruments, rewind_to=asked.chunk_index)
         except UserInputError as error:
-            _LOG.error("the stream is not rewound to chunk %d: %s", rewind_to, error)
+            _LOG.error("the stream is not rewound to chunk %d: %s", asked.chunk_index, error)
+            link.refuse(asked.command_id, str(error))
             files.rewound()
     return StreamSession(setup, instruments=instruments)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scope_contracts.errors import LinkError
+from scope_contracts.errors import LinkError, ScopeError
 from scope_rt.control.chunk import Chunk
 from scope_rt.control.inbox import Receipt
 from scope_rt.control.video_input import InputPictures
@@ -26,7 +26,6 @@ from scope_runners.serve.messages import (
     CommandKind,
     Credit,
     End,
-    Failed,
     Message,
     Pictures,
     RankReady,
@@ -50,7 +49,7 @@ class ServerLink:
         session_id: str,
         *,
         steer: Callable[[Command], Receipt],
-        rewind: Callable[[int], None],
+        rewind: Callable[[Command], None],
     ) -> None:
         """`steer` posts a command, `rewind` notes that the stream is to be rewound at its end."""
         self._rewind = rewind
@@ -151,9 +150,9 @@ class ServerLink:
             self._notices.append(message)
             self._state.notify_all()
 
-    def fail(self, sentence: str) -> None:
-        """Rank0 ends by this error."""
-        self.say(Failed(sentence=sentence))
+    def refuse(self, command_id: str, why: str) -> None:
+        """What an earlier process took, and this one cannot do. Called before `open`."""
+        self._commands.refuse(command_id, why)
 
     def end(self) -> None:
         """End the stream before the next chunk; may be called by a signal's handler."""
@@ -245,8 +244,12 @@ class ServerLink:
         if not self._commands.is_new(command):
             return
         if command.kind is CommandKind.REWIND:
-            self._rewind(command.chunk_index)
-            self._end()
+            try:
+                self._rewind(command)
+            except (ScopeError, OSError) as error:
+                self._commands.refuse(command.command_id, f"it cannot be noted ({error})")
+            else:
+                self._end()
         elif self._commands.post(command) and (
             command.hard_cut or command.kind is CommandKind.HARD_CUT
         ):

@@ -24,6 +24,15 @@ class StreamJob:
     keeps_latents: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedRewind:
+    """That a stream is continued before a chunk it has shown."""
+
+    chunk_index: int
+    command_id: str
+    """That asked for it; "" where a fork does."""
+
+
 @dataclass(frozen=True, slots=True)
 class SessionFiles:
     """Of the session in this folder."""
@@ -75,7 +84,7 @@ class SessionFiles:
         return self.folder / "session.json"
 
     @property
-    def _rewind(self) -> Path:
+    def _asked(self) -> Path:
         return self.folder / "rewind.json"
 
     def write_job(self, job: StreamJob) -> None:
@@ -107,14 +116,17 @@ class SessionFiles:
                 f"{self.folder} is no session of scope-rt serve ({error}); give one of its folders"
             ) from error
 
-    def ask_for_rewind(self, chunk_index: int) -> None:
+    def ask_for_rewind(self, chunk_index: int, *, command_id: str = "") -> None:
         """The ranks that start next continue the stream before this chunk."""
-        _write(self._rewind, {"chunk_index": chunk_index})
+        _write(self._asked, {"chunk_index": chunk_index, "command_id": command_id})
 
-    def rewind_to(self) -> int | None:
-        """The chunk before which the stream is to be continued; None where nobody asked."""
+    def rewind(self) -> AskedRewind | None:
+        """Where the stream is to be continued; None where nobody asked."""
         try:
-            return int(json.loads(self._rewind.read_text())["chunk_index"])
+            plain = json.loads(self._asked.read_text())
+            return AskedRewind(
+                chunk_index=int(plain["chunk_index"]), command_id=str(plain["command_id"])
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -131,7 +143,7 @@ class SessionFiles:
 
     def rewound(self) -> None:
         """It was, or cannot be: the next start resumes as usual."""
-        self._rewind.unlink(missing_ok=True)
+        self._asked.unlink(missing_ok=True)
 
 
 def _write(path: Path, plain: Mapping[str, Any]) -> None:
