@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from scope_contracts.errors import LinkError
 from scope_runners.serve.messages import (
     Applied,
     ChunkHeader,
@@ -208,3 +209,17 @@ def test_a_rewind_that_cannot_be_noted_is_answered_and_the_stream_goes_on(tmp_pa
         assert "No space left" in outcome.error
         server.send(Credit(end=9))
         assert rank0.link.wait(8)
+
+
+def test_a_link_that_cannot_go_on_ends_the_stream_by_an_error(tmp_path: Path) -> None:
+    def fails(command: Command) -> None:
+        raise ValueError("nobody has foreseen it")
+
+    with opened(tmp_path, rewind=fails) as (rank0, server):
+        server.send(Command(command_id="back", kind=CommandKind.REWIND, chunk_index=3))
+        waiting = threading.Thread(target=rank0.link.wait, args=(8,), daemon=True)
+        waiting.start()
+        waiting.join(BOUND_S)
+        assert not waiting.is_alive(), "it waits for a thread that has ended"
+        with pytest.raises(LinkError, match="nobody has foreseen it"):
+            rank0.link.check()

@@ -51,6 +51,7 @@ class _Report:
             on_connected=self._tell_all,
             on_message=self._obey,
             on_lost=_end_group,
+            on_failed=lambda error: _end_group(),
             role=Role.LAUNCHER,
         )
         self._server.start()

@@ -5,6 +5,7 @@ Where chunks come slower than they play, frames are spread over the time that ch
 the picture is slow and does not stop and go.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from scope_contracts.errors import ScopeError
 from scope_runners.serve.media.frame import PlayedFrame
 
 CLOCK_HZ = 90_000
+_LOG = logging.getLogger(__name__)
 _SLOW = 1.05
 """Where chunks cost more than they show, frames last so much longer than the average."""
 _FAR_BEHIND_S = 1.0
@@ -198,6 +200,9 @@ class Playout:
             self._play()
         except ScopeError as error:
             self._on_error(error)
+        except Exception as error:  # noqa: BLE001 - a frozen picture that nobody explains
+            _LOG.exception("nothing more is shown")
+            self._on_error(ScopeError(f"nothing more can be shown ({error!r}); see the log"))
 
     def _play(self) -> None:
         while True:

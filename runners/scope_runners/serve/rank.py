@@ -121,6 +121,7 @@ def _stream(files: SessionFiles, job: StreamJob, session: StreamSession, link: S
         is_later = chunk.cache_epoch == epoch
         epoch, num_latents = chunk.cache_epoch, num_latents * is_later + len(chunk.latents)
         link.give(chunk, cache_fill=min(1.0, num_latents / window))
+    link.check()
 
 
 def _ready(session: StreamSession) -> RankReady:

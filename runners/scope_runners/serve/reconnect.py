@@ -28,14 +28,17 @@ class Reconnecting:
         on_connected: Callable[[Connection], None],
         on_message: Callable[[Connection, Message, bytearray], None],
         on_lost: Callable[[], None],
+        on_failed: Callable[[Exception], None],
         role: Role = Role.RANK0,
     ) -> None:
         """`on_connected` is called first with each connection, then `on_message` with what comes;
-        `on_lost` once no server was there for `patience_s`."""
+        `on_lost` once no server was there for `patience_s`, `on_failed` with what one of the others
+        raised: nothing more comes."""
         self.patience_s = ORPHAN_S
         self._path = path
         self._hello = Hello(role=role, session_id=session_id, pid=os.getpid())
-        self._on_connected, self._on_message, self._on_lost = on_connected, on_message, on_lost
+        self._on_connected, self._on_message = on_connected, on_message
+        self._on_lost, self._on_failed = on_lost, on_failed
         self._connection: Connection | None = None
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
@@ -68,13 +71,22 @@ class Reconnecting:
             self._thread.join(5.0)
 
     def _run(self) -> None:
+        try:
+            self._stay_connected()
+        except Exception as error:  # noqa: BLE001 - who waits for a server would wait for ever
+            _LOG.exception("the connection to the server has failed")
+            self._on_failed(error)
+
+    def _stay_connected(self) -> None:
         gone_since_s = time.monotonic()
         while not self._is_closed.is_set():
             try:
-                self._serve(connect(self._path))
-                gone_since_s = time.monotonic()
+                connection = connect(self._path)
             except OSError:
                 pass  # nobody listens yet
+            else:
+                self._serve(connection)
+                gone_since_s = time.monotonic()
             if time.monotonic() - gone_since_s > self.patience_s:
                 _LOG.warning("the server of this session is gone for %g s", self.patience_s)
                 self._on_lost()

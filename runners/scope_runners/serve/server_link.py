@@ -70,6 +70,7 @@ class ServerLink:
         self._untaken: deque[tuple[ChunkHeader, bytes]] = deque()
         """Sent, and not taken as far as is known."""
         self._pictures: InputPictures | None = None
+        self._failure: Exception | None = None
         self._has_ended = False
         self._is_closed = False
         self._server = Reconnecting(
@@ -78,6 +79,7 @@ class ServerLink:
             on_connected=self._connected,
             on_message=self._received,
             on_lost=self.end,
+            on_failed=self._failed,
         )
         # Its own thread: a server that reads slowly holds up no computing.
         self._sender = threading.Thread(target=self._send_all, name="frames", daemon=True)
@@ -154,6 +156,11 @@ class ServerLink:
         """What an earlier process took, and this one cannot do. Called before `open`."""
         self._commands.refuse(command_id, why)
 
+    def check(self) -> None:
+        """Raises `LinkError`: one of its threads could not go on, which has ended the stream."""
+        if self._failure is not None:
+            raise LinkError(f"rank0's link to its server failed ({self._failure!r})")
+
     def end(self) -> None:
         """End the stream before the next chunk; may be called by a signal's handler."""
         threading.Thread(target=self._end, name="end", daemon=True).start()
@@ -172,6 +179,10 @@ class ServerLink:
             self._is_closed = self._has_ended = True
             self._state.notify_all()
         self._server.close()
+
+    def _failed(self, error: Exception) -> None:
+        self._failure = error
+        self._end()
 
     def _end(self) -> None:
         with self._state:
@@ -258,6 +269,13 @@ class ServerLink:
                 self._state.notify_all()
 
     def _send_all(self) -> None:
+        try:
+            self._send_until_closed()
+        except Exception as error:  # noqa: BLE001 - the stream would wait for it for ever
+            _LOG.exception("what the server lacks cannot be sent")
+            self._failed(error)
+
+    def _send_until_closed(self) -> None:
         while True:
             with self._state:
                 self._state.wait_for(self._has_something_to_send)

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from scope_contracts.errors import LinkError, ScopeError, UserInputError
@@ -17,7 +17,7 @@ from scope_rt.config import StreamConfig
 from scope_rt.file_lock import open_locked
 from scope_runners.serve.events import Event
 from scope_runners.serve.journal import JournalError
-from scope_runners.serve.messages import CommandKind, Hello, Role
+from scope_runners.serve.messages import CommandKind, End, Hello, Role
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.session_files import SessionFiles, StreamJob
 from scope_runners.serve.session_record import SessionRecord, read_record, write_record
@@ -26,7 +26,7 @@ from scope_runners.serve.settings import ServeSettings, check_keeps_latents
 from scope_runners.serve.wire import Connection, socket_path
 
 _LOOK_S = 1.0
-_HELLO_S = 10.0
+_RETRY_S = 0.2
 _OWN_SETTINGS = ("log", "snapshot", "record_latents", "resume", "image")
 """Of `StreamConfig`: the server decides them."""
 _LOG = logging.getLogger(__name__)
@@ -226,8 +226,10 @@ class Sessions:
         while not self._has_ended.is_set():
             try:
                 end, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if not self._has_ended.wait(_RETRY_S):
+                    _LOG.error("ranks cannot connect for now (%s)", error.strerror)
+                continue
             threading.Thread(target=self._serve, args=(Connection(end),), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
@@ -237,14 +239,13 @@ class Sessions:
                 raise LinkError(f"a connection begins with a hello, not {type(hello).__name__}")
             session = self._sessions.get(hello.session_id)
             if session is None:
+                connection.send(End())  # nobody will ever take what it streams
                 raise LinkError(f"there is no session {hello.session_id}")
-            try:
+            with _named(session):
                 if hello.role is Role.LAUNCHER:
                     session.serve_launcher(connection, hello.pid)
                 else:
                     session.serve_rank0(connection)
-            except JournalError as error:
-                session.give_up_by(error)
         except LinkError as error:
             _LOG.info("%s", error)
         finally:
@@ -254,7 +255,24 @@ class Sessions:
         """End sessions whose lease is over, and tell everyone how theirs runs."""
         while not self._has_ended.wait(_LOOK_S):
             for session in self.all():
-                session.look()
+                try:
+                    session.look()
+                except Exception:  # noqa: BLE001 - the others are looked after too
+                    _LOG.exception("session %s cannot be looked after", session.record.id)
                 if session.is_over:
                     _LOG.warning("session %s: its lease is over", session.record.id)
                     threading.Thread(target=self.delete, args=(session.record.id,)).start()
+
+
+@contextlib.contextmanager
+def _named(session: LiveSession) -> Iterator[None]:
+    """What a thread of a session cannot go on by ends that session, and says so to its clients."""
+    try:
+        yield
+    except LinkError:
+        raise
+    except JournalError as error:
+        session.give_up_by(error)
+    except Exception as error:  # noqa: BLE001 - a stream that stands still in silence
+        _LOG.exception("session %s cannot be followed", session.record.id)
+        session.give_up_by(ScopeError(f"the server failed ({error!r}); see its log"))
