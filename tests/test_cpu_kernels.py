@@ -2,8 +2,9 @@
 
 Modules marked `numeric` run again in a process of their own for every set of kernels that this
 processor can run besides its best one, with which the rest of the suite runs. In the suite these
-are the modules of streams, and of each test's cases every twelfth and the last, but for three
-tests that import for seconds; in the laboratory all cases, and the modules of language models.
+are the oldest ones and the modules of streams, and of each test's cases every twelfth and the last,
+but for three tests that import for seconds; in the laboratory all kernels, all cases, and the
+modules of language models.
 """
 
 import os
@@ -100,7 +101,13 @@ def numeric_modules(*, of_streams: bool) -> list[str]:
         pytest.param(False, 1, id="lm", marks=pytest.mark.lab),
     ],
 )
-@pytest.mark.parametrize("kernels", OLDER, ids=lambda kernels: kernels.aten)
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        pytest.param(kernels, id=kernels.aten, marks=[] if kernels is OLDER[0] else pytest.mark.lab)
+        for kernels in OLDER
+    ],
+)
 def test_numeric_tests_hold_with_the_kernels_of_older_processors(
     kernels: Kernels, of_streams: bool, step: int
 ) -> None:

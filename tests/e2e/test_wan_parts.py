@@ -25,7 +25,13 @@ NUM_CHUNKS, LOST_AFTER = 17, 15
 NEW_PROMPT = ScheduledEvent(chunk_index=4, prompt=SECOND)
 
 
-@pytest.fixture(scope="module", params=[RECIPE, KREA_RECIPE], ids=["clean_pass", "recompute"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(RECIPE, id="clean_pass"),
+        pytest.param(KREA_RECIPE, id="recompute", marks=pytest.mark.lab),
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe: Recipe = request.param
     folder = write_tiny_folder(tmp_path_factory.mktemp("model"), recipe)

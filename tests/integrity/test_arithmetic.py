@@ -39,7 +39,9 @@ def stream(
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.lab)]
+)
 @pytest.mark.parametrize("cache", CACHES)
 @EITHER
 def test_a_clean_stream_passes(positions: Positions, cache: str, dtype: torch.dtype) -> None:

@@ -22,6 +22,15 @@ AT, WITHIN = 4, 6
 """The chunk before which something is changed, and M in the tests of the default."""
 WEIGHT = "blocks.1.ffn.net.0.proj.weight"
 LAYER, SLOT = 1, 5
+UNCHANGED = (
+    "ring",
+    "quantized:int8",
+    "h2o",
+    "h2o:fp8",
+    "paged",
+    "hierarchical",
+    "hierarchical:int4",
+)
 ROWS = rf"cached rows of layer {LAYER}, latent frame \d+, are not what was written"
 
 
@@ -136,10 +145,13 @@ def test_every_kind_of_cache_finds_a_changed_row(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["ring", "quantized:int8", "h2o", "h2o:fp8", "paged", "hierarchical", "hierarchical:int4"],
+    ("kind", "dtype"),
+    [
+        *((kind, "float32") for kind in UNCHANGED),
+        (UNCHANGED[-1], "bfloat16"),
+        *(pytest.param(kind, "bfloat16", marks=pytest.mark.lab) for kind in UNCHANGED[:-1]),
+    ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_unchanged_state_is_never_accused(kind: str, dtype: str) -> None:
     shown: list[Chunk] = []
     nothing = Change(FaultPoint.GENERATOR, AT, lambda generator: None)

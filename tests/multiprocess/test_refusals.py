@@ -93,6 +93,7 @@ def stream_on_unlike_cpus(folder: Path, integrity: str) -> list[tuple[int, str]]
     return [(process.returncode, each) for process, each in zip(processes, said, strict=True)]
 
 
+@pytest.mark.lab
 def test_unlike_cpus_are_refused_at_the_start_and_told_what_to_do(folder: Path) -> None:
     for code, said in stream_on_unlike_cpus(folder, "default"):
         assert code == 1, f"exit code {code}\n{said}"

@@ -1,7 +1,6 @@
 import gc
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 import threading
@@ -23,6 +22,7 @@ from scope_rt.video.encoder import SegmentEncoder
 from scope_rt.video.picture_format import check_recordable
 from scope_rt.video.segments import MemoryLedger
 from scope_rt.video.writer import VideoWriter
+from tests import warm_python
 
 SIDE = 64
 NAVY = (10, 14, 60)
@@ -161,7 +161,7 @@ def test_a_process_that_dies_of_an_exception_leaves_nothing(tmp_path: Path) -> N
         raise MemoryError("not handled")
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "video.mp4")]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    finished = warm_python.run(command, timeout=60)
     assert finished.stderr.rstrip().endswith("MemoryError: not handled")
     assert list(tmp_path.iterdir()) == []
 
