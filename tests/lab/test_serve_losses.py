@@ -72,6 +72,11 @@ def steered(folder: Path, *plan: str) -> Iterator[tuple[RunningServer, NotingCli
             client.close()
 
 
+def parent_of(pid: int) -> int:
+    stat = Path("/proc", str(pid), "stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
 def lose(server: RunningServer, lost: str) -> None:
     pids = {each["rank"]: each["pid"] for each in server.session()["ranks"]}
     match lost.split():
@@ -83,7 +88,9 @@ def lose(server: RunningServer, lost: str) -> None:
             server.kill()
             os.kill(pids[0], signal.SIGKILL)
         case ["everything"]:
-            launcher = os.getsid(pids[0])
+            launcher = parent_of(parent_of(pids[0]))  # between them is the fork server
+            command = Path("/proc", str(launcher), "cmdline").read_bytes()
+            assert b"scope_runners.serve.group_process" in command
             server.kill()
             os.kill(launcher, signal.SIGKILL)
             for pid in pids.values():
