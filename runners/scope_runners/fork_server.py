@@ -163,7 +163,8 @@ class _Server:
 
     def serve(self) -> _Order | None:
         """Fork ranks until the launcher is gone; returns in each of them, with its order."""
-        with suppress(EOFError, BrokenPipeError):
+        # A launcher that is gone with reports unread resets the connection in place of ending it.
+        with suppress(EOFError, ConnectionError):
             while True:
                 ready = wait([self._orders, self._wakeup])
                 if self._wakeup in ready:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scope_runners import launcher, rank_group
-from scope_runners.fork_server import TERMINATE_S, Event
+from scope_runners.fork_server import TERMINATE_S, Event, ForkServer
 from scope_runners.rank_group import ORDERLY_END_S, Attempt
 from tests import warm_python
 from tests.runners.obeying_ranks import (
@@ -106,6 +106,20 @@ def test_a_signal_ignored_at_start_ends_nothing() -> None:
 
     attempt = Attempt(argv=["late"], num_ranks=1)
     assert launcher.launch_attempts("obey", lambda _: attempt, on_event=hang_up) == 9
+
+
+def test_a_launcher_that_is_gone_with_unread_reports_cuts_short_no_orderly_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ForkServer, "_listen", lambda self: None)
+    server = ForkServer("obey", os.environ, report=lambda event: None)
+    place = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+    server.start(0, ["conclude"], place)
+    assert wait_for((folder / "rank0.0.started").exists)
+    server._orders.close()  # as the kernel does when the launcher is killed
+    os.close(server._standard_input)
+    assert server._process.wait(BOUND_S) == 0
+    assert (folder / "rank0.concluded").exists()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
