@@ -1,13 +1,18 @@
 """What a session promises its clients, whatever its rank0 does."""
 
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from scope_contracts.errors import LinkError
 from scope_runners.serve.messages import Command, CommandKind, Credit
+from scope_runners.serve.outbox import MOST_WAITING, Outbox
 from scope_runners.serve.session import LiveSession
-from tests.serve.lone_session import rank0_of, session_in, without_processes
+from scope_runners.serve.wire import Connection
+from tests.serve.lone_session import BOUND_S, rank0_of, session_in, without_processes
 
 
 @pytest.fixture
@@ -29,3 +34,29 @@ def test_cuts_that_are_posted_before_a_chunk_comes_share_one_chunk(session: Live
                 case Credit(end=end):
                     credit = max(credit, end)
         assert 0 < credit <= 2, "chunks that nobody has asked for wait before the next prompt"
+
+
+def test_a_rank0_that_reads_nothing_holds_up_no_request(session: LiveSession) -> None:
+    def ask() -> None:
+        for _ in range(100):
+            session.post(CommandKind.PROMPT, {"text": "\N{WHITE SQUARE}" * 4000})
+        session.view()
+
+    with rank0_of(session):
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(BOUND_S)
+        assert not asking.is_alive(), "it waits for a process that may be stopped"
+
+
+def test_what_rank0_does_not_read_has_a_bound(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours.settimeout(BOUND_S)
+    mine, its = Connection(ours), Connection(theirs)
+    outbox = Outbox(its)
+    for number in range(3 * MOST_WAITING):
+        outbox.put(Credit(end=number), b"")
+    with pytest.raises(LinkError):
+        for number in range(3 * MOST_WAITING):
+            assert mine.receive()[0] == Credit(end=number)
+    mine.close()

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Query, WebSocket
 from pydantic import TypeAdapter, ValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect
 
 from scope_contracts.errors import ScopeError
@@ -27,11 +28,11 @@ def add_commands(app: FastAPI, api: Api) -> None:
         return (await api.post(session, command, wait_s)).to_plain()
 
     @app.get("/v1/sessions/{session_id}/commands")
-    async def receipts(session_id: str) -> list[dict[str, Any]]:
+    def receipts(session_id: str) -> list[dict[str, Any]]:
         return [each.to_plain() for each in api.session(session_id).receipts.all()]
 
     @app.get("/v1/sessions/{session_id}/commands/{command_id}")
-    async def receipt(session_id: str, command_id: str) -> dict[str, Any]:
+    def receipt(session_id: str, command_id: str) -> dict[str, Any]:
         found = api.session(session_id).receipts.get(command_id)
         if found is None:
             raise HTTPException(404, f"there is no command {command_id[:64]!r}")
@@ -64,7 +65,8 @@ async def _tell(socket: WebSocket, session: LiveSession, after: int) -> None:
     listener = session.events.join(asyncio.get_running_loop())
     try:
         seq = session.events.next_seq - 1
-        await socket.send_json({"seq": seq, "type": "state", "session": session.view()})
+        view = await run_in_threadpool(session.view)
+        await socket.send_json({"seq": seq, "type": "state", "session": view})
         for receipt in session.receipts.all():
             if receipt.seq > after or receipt.is_open:
                 told = {"seq": receipt.seq, "type": "receipt", "receipt": receipt.to_plain()}
@@ -72,9 +74,8 @@ async def _tell(socket: WebSocket, session: LiveSession, after: int) -> None:
         while True:
             event, missed = await listener.next()
             if missed:
-                await socket.send_json(
-                    {"seq": event["seq"], "type": "state", "session": session.view()}
-                )
+                view = await run_in_threadpool(session.view)
+                await socket.send_json({"seq": event["seq"], "type": "state", "session": view})
             await socket.send_json(event)
             session.renew()
     except (WebSocketDisconnect, RuntimeError):

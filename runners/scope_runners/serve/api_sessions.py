@@ -56,14 +56,14 @@ def add_sessions(app: FastAPI, api: Api) -> None:
             lease_s=asked.lease_s,
             image=_picture(asked.image),
         )
-        return session.view()
+        return await run_in_threadpool(session.view)
 
     @app.get("/v1/sessions")
-    async def listed() -> list[dict[str, Any]]:
+    def listed() -> list[dict[str, Any]]:
         return [each.view() for each in api.sessions.all()]
 
     @app.get("/v1/sessions/{session_id}")
-    async def shown(session_id: str) -> dict[str, Any]:
+    def shown(session_id: str) -> dict[str, Any]:
         return api.session(session_id).view()
 
     @app.delete("/v1/sessions/{session_id}", status_code=204)
@@ -82,4 +82,4 @@ def add_sessions(app: FastAPI, api: Api) -> None:
     async def forked(session_id: str, asked: Fork) -> dict[str, Any]:
         parent = api.session(session_id)
         fork = await run_in_threadpool(api.sessions.fork, parent, asked.chunk_index, asked.prompt)
-        return fork.view()
+        return await run_in_threadpool(fork.view)

@@ -69,11 +69,11 @@ def add_streams(app: FastAPI, api: Api) -> None:
         raise HTTPException(405, "send all candidates with the offer", {"Allow": "DELETE"})
 
     @app.get("/v1/sessions/{session_id}/recordings")
-    async def recordings(session_id: str) -> list[dict[str, Any]]:
+    def recordings(session_id: str) -> list[dict[str, Any]]:
         return api.hub(session_id).recordings()
 
     @app.get("/v1/sessions/{session_id}/recordings/{name}")
-    async def recording(session_id: str, name: str) -> FileResponse:
+    def recording(session_id: str, name: str) -> FileResponse:
         path = recording_file(api.session(session_id).files.recordings, name.removesuffix(".mp4"))
         if path is None:
             raise HTTPException(404, f"there is no recording {name[:64]!r}")

@@ -22,6 +22,7 @@ from scope_runners.serve.messages import (
     Taken,
     Welcome,
 )
+from scope_runners.serve.outbox import Outbox
 from scope_runners.serve.receipt_book import ReceiptBook
 from scope_runners.serve.receipts import command_of
 from scope_runners.serve.session_states import SessionState
@@ -48,37 +49,35 @@ class Rank0End:
         """Nobody is connected. Rank0 streams `orphan_s` longer than its server runs."""
         self._status, self._taken, self._receipts = status, taken, receipts
         self._measured, self._stage, self._orphan_s = measured, stage, orphan_s
-        self._connection: Connection | None = None
+        self._outbox: Outbox | None = None
 
     @property
     def can_obey(self) -> bool:
         """Whether rank0 is there and has said what it streams."""
-        return self._connection is not None and self._status.ready is not None
+        return self._outbox is not None and self._status.ready is not None
 
     def send(self, message: Message, body: bytes = b"") -> None:
-        """Where it is there."""
-        connection = self._connection
-        if connection is not None:
-            try:
-                connection.send(message, body)
-            except LinkError as error:
-                _LOG.info("%s", error)
+        """Soon, where it is there; never blocks."""
+        outbox = self._outbox
+        if outbox is not None:
+            outbox.put(message, body)
 
     def serve(self, connection: Connection) -> None:
         """Until the connection is gone, which raises `LinkError`."""
-        status = self._status
+        status, outbox = self._status, Outbox(connection)
         with status.lock:
-            if self._connection is not None:
-                self._connection.close()  # of a process that is gone
-            self._connection, status.ready = connection, None
+            if self._outbox is not None:
+                self._outbox.close()  # of a process that is gone
+            self._outbox, status.ready = outbox, None
         try:
             while True:
                 message, body = connection.receive()
-                self._said(connection, message, body)
+                self._said(outbox, message, body)
         finally:
+            outbox.close()
             with status.lock:
-                if self._connection is connection:
-                    self._connection = status.ready = None
+                if self._outbox is outbox:
+                    self._outbox = status.ready = None
                     self._stage.suspend()
                     if not status.is_over and not status.is_ending:
                         status.become(SessionState.RECOVERING, self._why_it_is_gone())
@@ -90,12 +89,12 @@ class Rank0End:
             return f"rewinding to chunk {wanted}: its ranks start again"
         return self._status.failure or "rank 0 is gone; it starts again"
 
-    def _said(self, connection: Connection, message: Message, body: bytearray) -> None:
+    def _said(self, outbox: Outbox, message: Message, body: bytearray) -> None:
         match message:
             case RankReady():
-                self._begin(connection, message)
+                self._begin(outbox, message)
             case ChunkHeader():
-                self._take(connection, message, body)
+                self._take(outbox, message, body)
             case Outcome():
                 self._receipts.answer(message)
             case Retracted(retraction=retraction):
@@ -105,7 +104,7 @@ class Rank0End:
             case _:
                 raise LinkError(f"rank0 does not send {type(message).__name__}")
 
-    def _begin(self, connection: Connection, ready: RankReady) -> None:
+    def _begin(self, outbox: Outbox, ready: RankReady) -> None:
         """Rank0 can stream: tell it what is here, and what it has not answered."""
         status = self._status
         with status.lock:
@@ -116,9 +115,9 @@ class Rank0End:
                 self._measured.num_recoveries += not self._answer_rewinds(ready.next_chunk)
             status.ready = ready
             num_taken, last = len(self._taken), self._taken.last[0]
-            connection.send(Welcome(num_taken=num_taken, last_taken=last, orphan_s=self._orphan_s))
+            outbox.put(Welcome(num_taken=num_taken, last_taken=last, orphan_s=self._orphan_s))
             for receipt in self._receipts.to_send():
-                connection.send(command_of(receipt))
+                outbox.put(command_of(receipt))
             self._stage.open(ready, next_chunk=max(ready.next_chunk, last + 1))
             status.become(*status.as_it_runs)
         self._stage.wake()
@@ -137,14 +136,14 @@ class Rank0End:
                 was_asked_for = True
         return was_asked_for
 
-    def _take(self, connection: Connection, header: ChunkHeader, body: bytearray) -> None:
+    def _take(self, outbox: Outbox, header: ChunkHeader, body: bytearray) -> None:
         """A chunk: once, in order, and whole."""
         if zlib.crc32(body) != header.crc32:
             raise LinkError(f"chunk {header.chunk_index} came damaged; it is sent again")
         shape = (header.num_frames, header.height, header.width, 3)
         with self._status.lock:
             is_new = self._taken.add(header.chunk_index, header.cache_epoch)
-            connection.send(Taken(num_taken=len(self._taken)))
-        if is_new:
-            self._stage.take(header, np.frombuffer(body, dtype=np.uint8).reshape(shape))
-            self._status.look_at_speed()
+            outbox.put(Taken(num_taken=len(self._taken)))
+            if is_new:
+                self._stage.take(header, np.frombuffer(body, dtype=np.uint8).reshape(shape))
+                self._status.look_at_speed()

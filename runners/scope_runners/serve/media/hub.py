@@ -143,7 +143,8 @@ class MediaHub:
     def recordings(self) -> list[dict[str, Any]]:
         """All of this session, the newest last."""
         with self._lock:
-            return recordings_in(self._folder, under_way=set(self._recordings))
+            under_way = set(self._recordings)
+        return recordings_in(self._folder, under_way=under_way)  # frames do not wait for a disk
 
     def start_recording(self, name: str) -> str:
         """Record what is shown from now on; returns its name.
