@@ -1,6 +1,5 @@
 """The session that the command starts: refused words end the command, and a folder's own go on."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.serve.first_session import FirstSession
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.sessions import Sessions
+from tests import warm_python
 from tests.serve.idle_server import idle_settings
 from tests.serve.running_server import START_S
 
@@ -19,7 +19,7 @@ def test_a_prompt_that_the_model_does_not_know_ends_the_command_and_leaves_nothi
 ) -> None:
     command = [sys.executable, "-m", "scope_runners.main", "serve", "--port", "0"]
     command += ["--folder", str(tmp_path), "--prompt", "a purple hippo"]
-    done = subprocess.run(command, timeout=START_S, capture_output=True, text=True)
+    done = warm_python.run(command, timeout=START_S)
     assert done.returncode == BAD_INPUT
     assert done.stderr.splitlines()[-1].startswith("scope-rt: prompt: unknown word 'hippo'; known")
     assert list((tmp_path / "sessions").iterdir()) == []
