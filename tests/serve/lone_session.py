@@ -20,7 +20,7 @@ from scope_runners.serve.session_record import SessionRecord
 from scope_runners.serve.settings import ServeSettings
 from scope_runners.serve.wire import Connection
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 READY = RankReady(
     attempt=0,
     fps=16,

@@ -44,7 +44,7 @@ READY = RankReady(
     resumed=True,
     applied=(Applied(command_id="before", chunk_index=5, cache_epoch=2),),
 )
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def test_a_file_plays_in_a_loop_and_its_copy_goes_with_it(tmp_path: Path) -> Non
     path = a_video(tmp_path / "clip.mp4", num_frames=6)
     kept = NewestFrames(fps=24, width=16, height=16, most=200)
     source = FileSource(path, kept, name="file")
-    until(lambda: kept.num_seen > 13, what="the third round", within_s=20)
+    until(lambda: kept.num_seen > 13, what="the third round")
     source.close()
     assert not path.exists()
 
@@ -119,7 +119,7 @@ def test_a_single_picture_is_kept_and_read_no_more(tmp_path: Path) -> None:
     Image.fromarray(plain((200, 30, 30), (40, 40))).save(path, "PNG")
     kept = NewestFrames(fps=24, width=16, height=16, most=2)
     source = FileSource(path, kept, name="file")
-    until(lambda: not source._thread.is_alive(), what="its thread's end", within_s=20)
+    until(lambda: not source._thread.is_alive(), what="its thread's end")
     newest = source.newest(2)
     assert newest is not None
     assert (newest[-1, 8, 8] == (200, 30, 30)).all()
@@ -140,7 +140,7 @@ def test_pictures_without_times_play_at_the_rate_of_their_file(tmp_path: Path) -
             times_s.append(time_s)
 
     source = FileSource(path, Timed(fps=24, width=16, height=16, most=2), name="file")
-    until(lambda: len(times_s) > 11, what="the second round's end", within_s=20)
+    until(lambda: len(times_s) > 11, what="the second round's end")
     source.close()
     once = [number / 25 for number in range(5)]
     assert times_s[:11] == pytest.approx([0.0, *once, *once])

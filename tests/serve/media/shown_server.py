@@ -25,7 +25,7 @@ class ShownServer:
 
     def nobody_watches(self) -> None:
         """Returns once that is so."""
-        until(lambda: not self.shown.hub.num_viewers, what="the last viewer's end", within_s=30)
+        until(lambda: not self.shown.hub.num_viewers, what="the last viewer's end")
 
 
 @contextmanager

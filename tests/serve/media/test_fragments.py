@@ -15,7 +15,7 @@ from scope_runners.serve.media.rendition import Rendition
 from scope_runners.serve.media.viewer import Viewer
 from tests.serve.media.shown_hub import FPS, GREEN, RED, is_colour, played, shown_hub
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 class HandedRendition(Rendition):

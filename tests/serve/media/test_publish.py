@@ -154,23 +154,23 @@ def test_an_rtmp_server_gets_the_pictures_and_again_after_it_was_killed(
 ) -> None:
     port = free_port()
     publications.begin(f"rtmp://127.0.0.1:{port}/live/{SECRET}")
-    until(lambda: "retrying" in told.states(), what="nobody listens yet", within_s=20)
+    until(lambda: "retrying" in told.states(), what="nobody listens yet")
 
     def is_live() -> bool:
         return str(publications.told[0]["state"]) == "live"
 
     first = listening(port, tmp_path / "first.flv")
     try:
-        until(is_live, what="the first server", within_s=30)
-        until(lambda: growing(tmp_path / "first.flv"), what="its pictures", within_s=20)
+        until(is_live, what="the first server")
+        until(lambda: growing(tmp_path / "first.flv"), what="its pictures")
     finally:
         first.kill()
         first.wait(20)
-    until(lambda: not is_live(), what="that it is gone", within_s=20)
+    until(lambda: not is_live(), what="that it is gone")
     second = listening(port, tmp_path / "second.mp4")
     try:
-        until(is_live, what="the second server", within_s=40)
-        until(lambda: shown.hub.num_viewers == 1, what="packets for it", within_s=10)
+        until(is_live, what="the second server")
+        until(lambda: shown.hub.num_viewers == 1, what="packets for it")
         threading.Event().wait(2.0)  # pictures for it
     finally:
         publications.close()
@@ -228,7 +228,7 @@ def test_a_sender_that_waits_for_its_server_is_ended_by_the_kernel() -> None:
 def test_srt_is_sent_or_said_to_be_missing(publications: Publications, told: Told) -> None:
     """PyAV's own builds have no SRT."""
     publications.begin(f"srt://127.0.0.1:{free_port()}?passphrase={SECRET}")
-    until(lambda: told.states()[-1] in ("failed", "retrying"), what="an answer", within_s=40)
+    until(lambda: told.states()[-1] in ("failed", "retrying"), what="an answer")
     if told.states()[-1] == "failed":
         assert "has not this protocol; publish by another" in told.events[-1]["detail"]
     assert SECRET not in str(told.events)
@@ -343,13 +343,13 @@ def test_a_whip_endpoint_gets_the_pictures_and_again_after_its_peer_was_gone(
 ) -> None:
     view = publications.begin(f"{whip.url}?key={SECRET}#token={SECRET}")
     assert view["url"] == whip.url.replace("whip", "...")
-    until(lambda: len(whip.frames) > 12, what="pictures", within_s=30)
+    until(lambda: len(whip.frames) > 12, what="pictures")
     assert all(is_colour(frame, RED) for frame in whip.frames)
     shown.colour = GREEN
-    until(lambda: is_colour(whip.frames[-1], GREEN), what="the next colour", within_s=20)
+    until(lambda: is_colour(whip.frames[-1], GREEN), what="the next colour")
     whip.drop_peers()
     num_before = len(whip.frames)
-    until(lambda: len(whip.frames) > num_before + 12, what="pictures again", within_s=40)
+    until(lambda: len(whip.frames) > num_before + 12, what="pictures again")
     assert publications.told[0]["reconnects"] == 1
     assert publications.end(view["id"])
     assert all(is_colour(frame, GREEN) for frame in whip.frames[num_before + 1 :])
@@ -363,9 +363,9 @@ def test_a_publication_ends_with_its_stream(
     publications: Publications, told: Told, whip: WhipServer, shown: ShownHub
 ) -> None:
     publications.begin(whip.url)
-    until(lambda: whip.frames, what="pictures", within_s=30)
+    until(lambda: whip.frames, what="pictures")
     shown.hub.close()
-    until(lambda: told.states()[-1] == "ended", what="its end", within_s=20)
+    until(lambda: told.states()[-1] == "ended", what="its end")
     assert whip.methods() == ["POST", "DELETE"]
 
 
@@ -374,7 +374,7 @@ def test_a_token_goes_to_no_other_host(
 ) -> None:
     whip.location = whip.url.replace("127.0.0.1", "localhost") + "/resource-8"
     name = publications.begin(f"{whip.url}#token={SECRET}")["id"]
-    until(lambda: "live" in told.states(), what="its peer", within_s=30)
+    until(lambda: "live" in told.states(), what="its peer")
     publications.end(name)
     assert whip.asked[1:] == [("DELETE", "/whip/resource-8", "")]
 
@@ -385,7 +385,7 @@ def test_what_an_endpoint_refuses_is_said_and_tried_again_only_where_that_may_he
 ) -> None:
     whip.answers_with = status
     publications.begin(whip.url)
-    until(lambda: state in told.states(), what=state, within_s=20)
+    until(lambda: state in told.states(), what=state)
     detail = next(event["detail"] for event in told.events if event["state"] == state)
     assert f"answers {status} to an offer" in detail
 
@@ -412,7 +412,7 @@ def test_a_whip_endpoint_that_speaks_something_else_is_tried_again(
 
     monkeypatch.setattr(whip, "_answer", changed)
     publications.begin(whip.url)
-    until(lambda: "retrying" in told.states(), what="its refusal", within_s=20)
+    until(lambda: "retrying" in told.states(), what="its refusal")
     assert "no SDP that can be used" in told.events[-1]["detail"]
 
 

@@ -16,7 +16,7 @@ from scope_runners.serve.media.viewer import MOST_WAITING, Viewer
 from tests.serve.media.shown_hub import FPS, RED, played, shown_hub
 from tests.serve.running_server import until
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 def encoder_threads() -> list[str]:

@@ -20,7 +20,7 @@ from tests.serve.media.shown_hub import RED, is_colour, shown_hub
 from tests.serve.media.shown_server import ShownServer, shown_server
 from tests.serve.running_server import until
 
-BOUND_S = 30.0
+BOUND_S = 60.0
 
 
 @pytest.fixture
