@@ -60,11 +60,39 @@ def test_a_disk_that_takes_no_more_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path / "journal")
-    monkeypatch.setattr(os, "write", lambda file, data: len(data) - 1)
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: len(data) - 1)
     with pytest.raises(JournalError, match=r"cannot write .*No space left"):
         journal.append(FACTS[0])
     monkeypatch.undo()
     journal.close()
+
+
+def test_a_line_that_a_full_disk_cut_short_damages_none_of_those_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pwrite = tmp_path / "journal", os.pwrite
+    journal = Journal(path)
+    journal.append(FACTS[0])
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:-7], at))
+    with pytest.raises(JournalError):
+        journal.append({"fact": "receipt", "text": "longer than what follows" * 9})
+    monkeypatch.undo()
+    for fact in FACTS[1:]:
+        journal.append(fact)
+        assert list(read_journal(path))[-1] == fact
+    journal.close()
+    assert list(read_journal(path)) == FACTS
+
+
+def test_a_journal_that_was_let_go_writes_to_no_other_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    journal.close()
+    with (tmp_path / "other").open("wb") as other:  # which the system gives the same number
+        journal.close()
+        with pytest.raises(JournalError):
+            journal.append(FACTS[0])
+        other.write(b"mine")
+    assert (tmp_path / "other").read_bytes() == b"mine"
 
 
 class Book:

@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from scope_contracts.errors import LinkError
-from scope_runners.serve.messages import Command, CommandKind, Credit
+from scope_runners.serve.journal import JournalError
+from scope_runners.serve.messages import Command, CommandKind, Credit, Failed
 from scope_runners.serve.outbox import MOST_WAITING, Outbox
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.wire import Connection
-from tests.serve.lone_session import BOUND_S, rank0_of, session_in, without_processes
+from tests.serve.lone_session import (
+    BOUND_S,
+    READY,
+    rank0_of,
+    serving,
+    session_in,
+    without_processes,
+)
 
 
 @pytest.fixture
@@ -60,3 +68,23 @@ def test_what_rank0_does_not_read_has_a_bound(tmp_path: Path) -> None:
         for number in range(3 * MOST_WAITING):
             assert mine.receive()[0] == Credit(end=number)
     mine.close()
+
+
+def test_a_session_that_has_failed_is_not_revived_by_ranks_that_come_back(
+    session: LiveSession,
+) -> None:
+    session.give_up_by(JournalError("the disk is full"))
+    with serving(session) as rank0, pytest.raises(LinkError):
+        rank0.send(READY)
+        while True:
+            rank0.receive()
+    assert (session.state, session.view()["detail"]) == ("failed", "the disk is full")
+
+
+def test_a_loss_is_not_explained_by_one_that_was_mended(session: LiveSession) -> None:
+    with rank0_of(session) as rank0:
+        rank0.send(Failed(sentence="the cable was cut"))
+    assert session.view()["detail"] == "the cable was cut"
+    with rank0_of(session):
+        pass
+    assert session.view()["detail"] == "rank 0 is gone; it starts again"

@@ -1,5 +1,6 @@
 """Whatever one session, or one connection, does to its threads: the server and the others go on."""
 
+import os
 import resource
 import socket
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scope_runners.serve.messages import End, Hello, Role
+from scope_runners.serve.messages import CommandKind, End, Hello, Role
 from scope_runners.serve.sessions import Sessions
 from scope_runners.serve.settings import ServeSettings
 from scope_runners.serve.wire import Connection, socket_path
@@ -81,3 +82,17 @@ def test_one_session_that_cannot_be_looked_after_leaves_the_others_their_leases(
         within_s=BOUND_S,
     )
     assert broken in sessions.all()
+
+
+def test_a_full_disk_keeps_no_session_from_being_deleted(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes, at: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    session = sessions.create("a", {})
+    session.post(CommandKind.HARD_CUT, {})
+    monkeypatch.setattr(os, "pwrite", full)
+    assert sessions.delete(session.record.id)
+    assert session.state == "stopped"
+    assert not session.files.folder.exists()

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from scope_contracts.errors import LinkError, UserInputError
-from scope_runners.serve.messages import ChunkHeader, Credit, Hello, Message, Role
+from scope_runners.serve.messages import ChunkHeader, Credit, End, Failed, Hello, Message, Role
 from scope_runners.serve.wire import MAX_BODY_BYTES, Connection, socket_path
 
 HEADER = ChunkHeader(
@@ -80,6 +80,18 @@ def test_what_is_no_message_ends_the_connection_by_name(ends: Ends, raw: bytes) 
     left, right = ends
     left.sendall(raw)
     left.close()
+    with pytest.raises(LinkError):
+        right.receive()
+
+
+def test_what_a_side_said_last_is_read_after_nothing_can_be_sent_to_it(ends: Ends) -> None:
+    left, right = ends
+    its, failed = Connection(left), Failed(sentence="the disk is full")
+    its.send(failed)
+    its.close()
+    with pytest.raises(LinkError):
+        right.send(End())
+    assert right.receive()[0] == failed
     with pytest.raises(LinkError):
         right.receive()
 

@@ -14,6 +14,7 @@ from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.disk import remedy
 from scope_rt.output_file import replacing
 
+_CLOSED = -1
 Fact = Mapping[str, Any]
 
 
@@ -28,23 +29,23 @@ class Journal:
         """Opens or makes the file; what is after its last whole line is cut off."""
         self.path = path
         self._lock = threading.Lock()
-        end = sum(len(line) for line, _ in _lines(path)) if path.exists() else 0
+        self._end = sum(len(line) for line, _ in _lines(path)) if path.exists() else 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._file, end)
-        os.lseek(self._file, end, os.SEEK_SET)
+        os.ftruncate(self._file, self._end)
 
     def append(self, fact: Fact) -> None:
         """It is with the operating system on return: it outlives this process, not a loss of power.
 
         Raises:
-            JournalError: the disk takes no more.
+            JournalError: the disk takes no more, or the file was let go.
         """
         line = _line(fact)
         try:
             with self._lock:
-                written = os.write(self._file, line)
-            if written < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                # What a full disk took of a line before is no part of this one.
+                if os.pwrite(self._file, line, self._end) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._end += len(line)
         except OSError as error:
             raise JournalError(
                 f"cannot write {self.path} ({error.strerror}); {remedy(error)}, and serve the "
@@ -52,8 +53,11 @@ class Journal:
             ) from error
 
     def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._file)
+        """Let go of the file. Idempotent."""
+        with self._lock:
+            if self._file != _CLOSED:
+                os.close(self._file)
+                self._file = _CLOSED  # the number may be another file's by now
 
 
 def read_journal(path: Path) -> Iterator[Fact]:

@@ -37,11 +37,14 @@ class Outbox:
 
     def close(self) -> None:
         """Send nothing more, what waits included, and end the connection. Idempotent."""
+        self._stop()
+        self._connection.close()
+
+    def _stop(self) -> None:
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
             self._changed.notify_all()
-        self._connection.close()
 
     def _send_all(self) -> None:
         try:
@@ -49,9 +52,9 @@ class Outbox:
                 self._connection.send(*sent)
         except LinkError as error:
             _LOG.info("%s", error)
-        except Exception:  # noqa: BLE001 - its reader would wait for what never comes
+            self._stop()  # its reader has still to read what rank0 said last
+        except Exception:  # noqa: BLE001 - rank0 would wait for what never comes
             _LOG.exception("a message to rank0 cannot be sent")
-        finally:
             self.close()
 
     def _next(self) -> tuple[Message, bytes] | None:

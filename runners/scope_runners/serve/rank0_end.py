@@ -66,6 +66,9 @@ class Rank0End:
         """Until the connection is gone, which raises `LinkError`."""
         status, outbox = self._status, Outbox(connection)
         with status.lock:
+            if status.is_over:
+                outbox.close()
+                raise LinkError(f"the session has {status.state}")
             if self._outbox is not None:
                 self._outbox.close()  # of a process that is gone
             self._outbox, status.ready = outbox, None
@@ -119,7 +122,11 @@ class Rank0End:
             for receipt in self._receipts.to_send():
                 outbox.put(command_of(receipt))
             self._stage.open(ready, next_chunk=max(ready.next_chunk, last + 1))
-            status.become(*status.as_it_runs)
+            status.failure = ""
+            if status.is_ending:  # it came back with what it had made
+                self._stage.suspend()
+            else:
+                status.become(*status.as_it_runs)
         self._stage.wake()
 
     def _answer_rewinds(self, next_chunk: int) -> bool:

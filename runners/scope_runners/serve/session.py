@@ -14,7 +14,7 @@ from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.serve.events import Event, EventLog
 from scope_runners.serve.group_control import GroupControl
 from scope_runners.serve.histogram import HistogramCounts
-from scope_runners.serve.journal import Journal, read_journal, rewrite
+from scope_runners.serve.journal import Journal, JournalError, read_journal, rewrite
 from scope_runners.serve.live_stage import LiveStage
 from scope_runners.serve.measurements import Measurements
 from scope_runners.serve.media.hub import MediaHub
@@ -278,7 +278,10 @@ class LiveSession:
 
     def give_up(self, why: str) -> None:
         """Nobody resumes it: commands that wait are refused."""
-        self.receipts.close(why)
+        try:
+            self.receipts.close(why)
+        except JournalError as error:  # it is removed, and with it what would fill the disk
+            _LOG.warning("%s", error)
 
     def give_up_by(self, error: ScopeError) -> None:
         """It cannot go on: its ranks end in order, and the next server of the folder continues."""

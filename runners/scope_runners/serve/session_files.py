@@ -132,14 +132,15 @@ class SessionFiles:
 
     def forget(self) -> None:
         """The session is over: its stream cannot be continued; its recordings stay, if any."""
-        recordings = self.recordings.exists() and any(self.recordings.iterdir())
+        self.record.unlink(missing_ok=True)  # first: without it no server continues the session
+        if not (self.recordings.exists() and any(self.recordings.iterdir())):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
         for path in self.folder.iterdir():
-            if path.is_dir() and not (recordings and path == self.recordings):
+            if path.is_dir() and path != self.recordings:
                 shutil.rmtree(path, ignore_errors=True)
             elif not path.is_dir():
                 path.unlink(missing_ok=True)
-        if not recordings:
-            self.folder.rmdir()
 
     def rewound(self) -> None:
         """It was, or cannot be: the next start resumes as usual."""

@@ -53,8 +53,13 @@ class Connection:
                 self._end.sendall(_LENGTHS.pack(len(header), len(body)) + header)
                 if body:
                     self._end.sendall(body)
+            except BlockingIOError as error:
+                self.close()
+                raise LinkError(f"the other side reads nothing for {SEND_TIMEOUT_S} s") from error
             except OSError as error:
-                self.close()  # half a message may have left
+                # Half a message may have left; what the other side said last is still to be read.
+                with contextlib.suppress(OSError):
+                    self._end.shutdown(socket.SHUT_WR)
                 raise LinkError(f"the other side of the session is gone ({error})") from error
 
     def receive(self) -> tuple[Message, bytearray]:
