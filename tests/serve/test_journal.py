@@ -125,7 +125,8 @@ def test_receipts_and_open_commands_outlive_their_server(tmp_path: Path) -> None
     book.answer(Outcome(command_id="a", chunk_index=4, cache_epoch=1))
     later = Book(tmp_path / "later").book
     for fact in read_journal(path):
-        later.restore({name: value for name, value in fact.items() if name != "fact"})
+        plain = {name: value for name, value in fact.items() if name != "fact"}
+        later.restore(plain, seq=9)
     assert [(each.id, each.state, each.chunk_index) for each in later.all()] == [
         ("a", ReceiptState.APPLIED, 4),
         ("b", ReceiptState.PENDING, -1),

@@ -2,20 +2,25 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Query, WebSocket
 from pydantic import TypeAdapter, ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect
 
 from scope_contracts.errors import ScopeError
 from scope_runners.serve.api_state import Api, first_wrong
 from scope_runners.serve.commands import AnyCommand
+from scope_runners.serve.event_feed import feed
+from scope_runners.serve.events import Event
 from scope_runners.serve.rates import Rate
 from scope_runners.serve.session import LiveSession
 
 _MOST_WAIT_S = 60.0
+_MOST_UNREAD_BYTES = 2**18
+"""That a data channel may hold for a peer that takes them slowly."""
+_LOOK_S = 0.05
 _COMMANDS: TypeAdapter[Any] = TypeAdapter(AnyCommand)
 
 
@@ -45,7 +50,7 @@ def add_commands(app: FastAPI, api: Api) -> None:
         if session is None:
             await socket.close(4404, "there is no such session")
             return
-        if session.events.num_listeners >= 2 * api.sessions.settings.max_viewers:
+        if session.events.num_listeners >= api.most_listeners:
             await socket.close(4503, "as many clients listen as may; close one")
             return
         tasks = [
@@ -61,27 +66,10 @@ def add_commands(app: FastAPI, api: Api) -> None:
 
 
 async def _tell(socket: WebSocket, session: LiveSession, after: int) -> None:
-    """The state, the receipts since `after`, and then everything as it happens."""
-    listener = session.events.join(asyncio.get_running_loop())
     try:
-        seq = session.events.next_seq - 1
-        view = await run_in_threadpool(session.view)
-        await socket.send_json({"seq": seq, "type": "state", "session": view})
-        for receipt in session.receipts.all():
-            if receipt.seq > after or receipt.is_open:
-                told = {"seq": receipt.seq, "type": "receipt", "receipt": receipt.to_plain()}
-                await socket.send_json(told)
-        while True:
-            event, missed = await listener.next()
-            if missed:
-                view = await run_in_threadpool(session.view)
-                await socket.send_json({"seq": event["seq"], "type": "state", "session": view})
-            await socket.send_json(event)
-            session.renew()
+        await feed(session, socket.send_json, after=after)
     except (WebSocketDisconnect, RuntimeError):
         return
-    finally:
-        session.events.leave(listener)
 
 
 async def _obey(socket: WebSocket, api: Api, session: LiveSession) -> None:
@@ -110,26 +98,29 @@ async def obey_text(api: Api, session: LiveSession, text: str) -> dict[str, Any]
 
 def serve_channel(channel: Any, api: Api, session: LiveSession) -> None:
     """The events of a session over a data channel, and commands the other way."""
-
+    if session.events.num_listeners >= api.most_listeners:
+        channel.close()
+        return
     rate = Rate(api.sessions.settings.requests_per_s)
 
+    async def send(event: Event) -> None:
+        while channel.readyState == "open" and channel.bufferedAmount > _MOST_UNREAD_BYTES:
+            await asyncio.sleep(_LOOK_S)
+        if channel.readyState != "open":
+            raise RuntimeError("the channel is closed")
+        channel.send(json.dumps(event))
+
     async def obey(text: str) -> None:
-        if rate.take():
-            channel.send(json.dumps({"type": "error", "detail": "ask less often"}))
-            return
-        answer = await obey_text(api, session, text)
-        if answer is not None and channel.readyState == "open":
+        is_unread = channel.bufferedAmount > _MOST_UNREAD_BYTES
+        answer: Event | None = {"type": "error", "detail": "ask less often"}
+        if not rate.take():
+            answer = await obey_text(api, session, text)
+        if answer is not None and channel.readyState == "open" and not is_unread:
             channel.send(json.dumps(answer))
 
     async def tell() -> None:
-        listener = session.events.join(asyncio.get_running_loop())
-        try:
-            while channel.readyState == "open":
-                event, _ = await listener.next()
-                if channel.readyState == "open":
-                    channel.send(json.dumps(event))
-        finally:
-            session.events.leave(listener)
+        with suppress(RuntimeError):
+            await feed(session, send, after=0)
 
     task = asyncio.create_task(tell())
     channel.on("close", task.cancel)

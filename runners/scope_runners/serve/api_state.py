@@ -27,6 +27,11 @@ class Api:
         self.peers: dict[str, Peers] = {}
         self._num_waiting = 0
 
+    @property
+    def most_listeners(self) -> int:
+        """Clients that may hear the events of one session."""
+        return 2 * self.sessions.settings.max_viewers
+
     def session(self, session_id: str) -> LiveSession:
         """Raises a 404."""
         session = self.sessions.get(session_id)

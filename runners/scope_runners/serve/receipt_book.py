@@ -31,9 +31,10 @@ class ReceiptBook:
         """Those that took effect, and whose chunk was not shown yet."""
         self._newest_prompt = ""
 
-    def restore(self, fact: Fact) -> None:
-        """A receipt as an earlier server wrote it."""
-        receipt = Receipt.from_plain(fact)
+    def restore(self, fact: Fact, *, seq: int) -> None:
+        """A receipt as an earlier server wrote it; whoever has not heard of `seq` is told of it:
+        that server may have ended before it could tell."""
+        receipt = replace(Receipt.from_plain(fact), seq=seq)
         self._receipts[receipt.id] = receipt
         self._see_prompt(receipt)
 
@@ -128,6 +129,14 @@ class ReceiptBook:
         with self._lock:
             open_ones = (each for each in self._receipts.values() if each.is_open)
             return [each for each in open_ones if 0 <= each.at_chunk <= chunk_index]
+
+    def refuse_unobeyed(self) -> None:
+        """What an earlier server took, and ended before it was done; rank0 answers the rest."""
+        with self._lock:
+            for receipt in [each for each in self._receipts.values() if each.is_open]:
+                if receipt.kind not in OF_RANK0:
+                    why = "the server ended before it was done; post it again"
+                    self.answer(Outcome(command_id=receipt.id, error=why))
 
     def close(self, why: str) -> None:
         """No command takes effect any more."""

@@ -27,7 +27,7 @@ from scope_runners.serve.messages import (
     RankEvent,
 )
 from scope_runners.serve.rank0_end import Rank0End
-from scope_runners.serve.receipt_book import ReceiptBook
+from scope_runners.serve.receipt_book import MOST_KEPT, ReceiptBook
 from scope_runners.serve.receipts import OF_RANK0, Receipt, command_of
 from scope_runners.serve.session_files import SessionFiles, StreamJob
 from scope_runners.serve.session_record import SessionRecord
@@ -61,15 +61,18 @@ class LiveSession:
         """
         self.record, self.files = record, files
         self._settings, self._clock = settings, clock
-        # Above all numbers of an earlier server, for clients that come back.
-        first_seq = int(time.time() * 1000)
-        self.events = EventLog(first_seq=first_seq, observe=lambda event: observe(record.id, event))
         self.taken = TakenChunks()
         self._journal, receipts, is_paused = self._restored()
+        # Above all numbers of an earlier server, for clients that come back.
+        first_seq = time.time_ns() // 1000
+        self.events = EventLog(
+            first_seq=first_seq + len(receipts), observe=lambda event: observe(record.id, event)
+        )
         self.taken.note_in(self._journal)
         self.receipts = ReceiptBook(self._journal, self._tell_receipt)
-        for fact in receipts:
-            self.receipts.restore(fact)
+        for seq, fact in enumerate(receipts, start=first_seq):
+            self.receipts.restore(fact, seq=seq)
+        self.receipts.refuse_unobeyed()
         self.measured = Measurements()
         self.group = GroupControl(files)
         self.stage = LiveStage(
@@ -115,6 +118,9 @@ class LiveSession:
                 receipts[fact["id"]] = fact
             elif fact["fact"] == "paused":
                 is_paused = fact["is_paused"]
+        answered = [name for name, fact in receipts.items() if fact["state"] != "pending"]
+        for name in answered[: max(0, len(answered) - MOST_KEPT)]:
+            del receipts[name]
         paused = {"fact": "paused", "is_paused": is_paused}
         rewrite(path, [*self.taken.facts, *receipts.values(), paused])
         plain = [{k: v for k, v in fact.items() if k != "fact"} for fact in receipts.values()]

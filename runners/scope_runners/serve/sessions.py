@@ -81,7 +81,7 @@ class Sessions:
                 record = read_record(files)
                 if record is not None:
                     self._open(record, files)
-            except (UserInputError, OSError) as error:
+            except (ScopeError, OSError) as error:
                 _LOG.error("the session in %s is not continued: %s", folder, error)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
         threading.Thread(target=self._look, name="leases", daemon=True).start()
