@@ -17,6 +17,7 @@ from scope_runners.serve.commands import MOST_PROMPT
 from scope_runners.serve.histogram import BOUNDS_S, Histogram
 from scope_runners.serve.metrics import ServerMetrics, metrics_router
 from scope_runners.serve.request_body import BODY_S
+from scope_runners.serve.sessions import MOST_ENDED
 from scope_runners.serve.settings import ServeSettings
 from tests.serve.viewed import NOT_READY_YET, ViewedSession, stats, view
 
@@ -111,6 +112,7 @@ def test_the_guide_lists_the_limits_that_hold() -> None:
     settings = ServeSettings()
     limits = {
         "sessions": [str(settings.max_sessions)],
+        "sessions that have ended and were not deleted": [str(MOST_ENDED)],
         "viewers of a session": [str(settings.max_viewers)],
         "ranks of a session that a client asks for": [str(settings.max_ranks)],
         "lead of generation over what is shown": [f"{settings.pace.lead_chunks:g}"],

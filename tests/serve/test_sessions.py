@@ -2,21 +2,30 @@
 
 import os
 import resource
+import shutil
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scope_contracts.errors import ScopeError
+from scope_rt.file_lock import open_locked
+from scope_runners.exit_codes import BAD_INPUT
+from scope_runners.serve.group_control import GroupControl
 from scope_runners.serve.messages import CommandKind, End, Hello, Role
-from scope_runners.serve.sessions import Sessions
+from scope_runners.serve.session import LiveSession
+from scope_runners.serve.session_files import SessionFiles, StreamJob
+from scope_runners.serve.session_record import read_record
+from scope_runners.serve.sessions import NotMadeError, Sessions, TooManySessionsError
 from scope_runners.serve.settings import ServeSettings
 from scope_runners.serve.wire import Connection, socket_path
 from tests.serve.lone_session import BODY, BOUND_S, header, without_processes
-from tests.serve.running_server import until
+from tests.serve.running_server import START_S, until
 
 
 @pytest.fixture
@@ -96,3 +105,106 @@ def test_a_full_disk_keeps_no_session_from_being_deleted(
     assert sessions.delete(session.record.id)
     assert session.state == "stopped"
     assert not session.files.folder.exists()
+
+
+def test_a_long_copy_for_a_fork_holds_up_nobody_who_asks_for_sessions(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, copies, may_end = with_a_chunk(sessions), threading.Event(), threading.Event()
+
+    def copy(source: Path, target: Path) -> None:
+        copies.set()
+        assert may_end.wait(BOUND_S)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    forking = threading.Thread(target=sessions.fork, args=(parent, 0, None), daemon=True)
+    forking.start()
+    assert copies.wait(BOUND_S)
+    asking = threading.Thread(target=sessions.all, daemon=True)
+    asking.start()
+    asking.join(BOUND_S / 3)
+    is_held_up = asking.is_alive()
+    may_end.set()
+    forking.join(BOUND_S)
+    assert not is_held_up
+    assert [each.record.forked_from for each in sessions.all()] == ["", parent.record.id]
+
+
+def test_a_session_that_cannot_be_made_is_refused_by_name_and_leaves_nothing(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **named: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    parent = with_a_chunk(sessions)
+    folders = list(sessions.settings.sessions.iterdir())
+    asked: list[tuple[Any, str, Callable[[], LiveSession]]] = [
+        (shutil, "copyfile", lambda: sessions.fork(parent, 0, None)),
+        (GroupControl, "start", lambda: sessions.create("a", {})),
+        (SessionFiles, "write_job", lambda: sessions.create("a", {})),
+    ]
+    for owner, name, ask in asked:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, full)
+            patch.setattr(GroupControl, "runs", False)
+            with pytest.raises(NotMadeError, match="No space left"):
+                ask()
+        assert sessions.all() == (parent,)
+        assert list(sessions.settings.sessions.iterdir()) == folders
+    for _ in range(sessions.settings.max_sessions - 1):
+        sessions.create("a", {})  # their places were given back
+
+
+def test_a_fork_that_a_killed_server_had_not_finished_is_no_session(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next server of the folder reads what it finds there."""
+    seen: list[bool] = []
+
+    def copy(source: Path, target: Path) -> None:
+        seen.append(read_record(SessionFiles(target.parent)) is not None)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    sessions.fork(with_a_chunk(sessions), 0, None)
+    assert seen == [False]
+
+
+def test_sessions_that_have_ended_do_not_grow_without_bound(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scope_runners.serve.sessions.MOST_ENDED", 2)
+    for _ in range(2):
+        sessions.create("a", {}).give_up_by(ScopeError("its plan cannot be run"))
+    with pytest.raises(TooManySessionsError, match="delete those that you do not need"):
+        sessions.create("a", {})
+    sessions.delete(sessions.all()[0].record.id)
+    sessions.create("a", {})
+
+
+def test_a_launcher_that_came_second_does_not_hide_the_first(tmp_path: Path) -> None:
+    files = SessionFiles(tmp_path)
+    group = GroupControl(files)
+    lock = open_locked(files.launcher_lock)  # of one that a killed server had just started
+    files.write_job(
+        StreamJob(
+            session_id="9a",
+            socket=tmp_path / "none",
+            prompt="a",
+            settings={},
+            threads=1,
+            keeps_latents=True,
+        )
+    )
+    group.start()
+    assert group._process is not None
+    assert group._process.wait(START_S) == BAD_INPUT
+    assert group.runs
+    os.close(lock)
+    assert not group.runs
+
+
+def with_a_chunk(sessions: Sessions) -> LiveSession:
+    session = sessions.create("a", {})
+    session.files.log.touch()
+    session.taken.add(0, 0)
+    return session

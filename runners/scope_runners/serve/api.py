@@ -23,7 +23,7 @@ from scope_runners.serve.health import health_router
 from scope_runners.serve.journal import JournalError
 from scope_runners.serve.media.hub import TooManyViewersError
 from scope_runners.serve.metrics import ServerMetrics, metrics_router
-from scope_runners.serve.sessions import Sessions, TooManySessionsError
+from scope_runners.serve.sessions import NotMadeError, Sessions, TooManySessionsError
 
 _PROBLEMS = {
     400: "The request cannot be read",
@@ -34,8 +34,10 @@ _PROBLEMS = {
     413: "Its body is too large",
     422: "A value cannot be used",
     429: "Its client asks too often",
-    503: "The server has as many sessions or viewers as it may",
+    503: "The server has as many sessions or viewers as it may, or its disk is full",
 }
+_FOR_NOW = (TooManySessionsError, TooManyViewersError, NotMadeError, JournalError)
+"""What can be asked again, once something has ended or was freed."""
 _PAGE = Path(__file__).with_name("page")
 
 
@@ -72,8 +74,13 @@ def create_app(sessions: Sessions, *, on_end: Callable[[], None] = lambda: None)
 
     @app.exception_handler(ScopeError)
     async def refused(request: Request, error: ScopeError) -> JSONResponse:
-        busy = isinstance(error, TooManySessionsError | TooManyViewersError | JournalError)
-        code = 503 if busy else 422 if isinstance(error, UserInputError) else 500
+        code = (
+            503
+            if isinstance(error, _FOR_NOW)
+            else 422
+            if isinstance(error, UserInputError)
+            else 500
+        )
         return JSONResponse({"detail": str(error)}, code)
 
     add_sessions(app, api)

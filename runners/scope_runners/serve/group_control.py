@@ -38,8 +38,9 @@ class GroupControl:
     @property
     def runs(self) -> bool:
         """Whether it holds its lock, or is about to."""
-        if self._process is not None:
-            return self._process.poll() is None
+        if self._process is not None and self._process.poll() is None:
+            return True
+        # One that an earlier server started may have begun just before ours, which then ended.
         try:
             os.close(open_locked(self._files.launcher_lock))
         except BlockingIOError:

@@ -5,28 +5,29 @@ import contextlib
 import logging
 import os
 import shutil
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from scope_contracts.errors import LinkError, ScopeError, UserInputError
+from scope_contracts.errors import ScopeError, UserInputError
 from scope_rt.config import StreamConfig
 from scope_rt.file_lock import open_locked
 from scope_runners.serve.events import Event
-from scope_runners.serve.journal import JournalError
-from scope_runners.serve.messages import CommandKind, End, Hello, Role
+from scope_runners.serve.messages import CommandKind
+from scope_runners.serve.rank_listener import RankListener
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.session_files import SessionFiles, StreamJob
 from scope_runners.serve.session_record import SessionRecord, read_record, write_record
 from scope_runners.serve.session_states import SessionState
 from scope_runners.serve.settings import ServeSettings, check_keeps_latents
-from scope_runners.serve.wire import Connection, socket_path
+from scope_runners.serve.wire import socket_path
 
 _LOOK_S = 1.0
-_RETRY_S = 0.2
+_OVER = (SessionState.STOPPED, SessionState.FAILED)
+MOST_ENDED = 64
+"""Sessions that have ended and were not deleted; beyond, no other is begun."""
 _OWN_SETTINGS = ("log", "snapshot", "record_latents", "resume", "image")
 """Of `StreamConfig`: the server decides them."""
 _LOG = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ _LOG = logging.getLogger(__name__)
 
 class TooManySessionsError(ScopeError):
     """The server holds as many sessions as it may."""
+
+
+class NotMadeError(ScopeError):
+    """The server's disk, or its machine, has no place for a session."""
 
 
 class Sessions:
@@ -63,14 +68,12 @@ class Sessions:
                 f"cannot serve from {settings.folder} ({error.strerror}); give another --folder"
             ) from error
         self._lock = threading.RLock()
-        self._sessions: dict[str, LiveSession] = {}
+        self._sessions: Mapping[str, LiveSession] = {}
+        """Replaced and never changed: whoever reads it waits for nobody."""
+        self._being_made: set[str] = set()
         self._has_ended = threading.Event()
         self._socket_path = socket_path(settings.folder)
-        self._socket_path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self._socket_path))
-        os.chmod(self._socket_path, 0o600)
-        self._listener.listen(64)
+        self._listener = RankListener(self._socket_path, lambda name: self._sessions.get(name))
 
     def open(self) -> None:
         """Continue what an earlier server left, and take the ranks that outlived it; a session that
@@ -83,7 +86,7 @@ class Sessions:
                     self._open(record, files)
             except (ScopeError, OSError) as error:
                 _LOG.error("the session in %s is not continued: %s", folder, error)
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self._listener.start()
         threading.Thread(target=self._look, name="leases", daemon=True).start()
 
     def create(
@@ -99,6 +102,7 @@ class Sessions:
         Raises:
             UserInputError: a setting cannot be used.
             TooManySessionsError: there are as many as may be.
+            NotMadeError: the disk, or the machine, has no place for it.
         """
         for name in _OWN_SETTINGS:
             if name in settings:
@@ -106,9 +110,12 @@ class Sessions:
         if not prompt.strip():
             raise UserInputError("prompt: is empty; describe what is to be seen")
         StreamConfig.of(**settings)
-        with self._lock:
-            self._check_room()
-            return self._open(*self._place(prompt, settings, lease_s, "", image))
+        with self._making() as files:
+            given = dict(settings)
+            if image:
+                files.image.write_bytes(image)
+                given["image"] = str(files.image.absolute())
+            return self._open(self._noted(files, prompt, given, lease_s), files)
 
     def fork(self, parent: LiveSession, chunk_index: int, prompt: str | None) -> LiveSession:
         """Start a session that continues a copy of another one's stream before a chunk.
@@ -116,18 +123,20 @@ class Sessions:
         Raises:
             UserInputError: that chunk was not shown.
             TooManySessionsError: there are as many as may be.
+            NotMadeError: the disk, or the machine, has no place for it.
         """
         last = parent.taken.last[0]
         check_keeps_latents(self.settings)
         if not 0 <= chunk_index <= last:
             raise UserInputError(f"chunk {chunk_index} was not shown; give 0 to {last}")
-        with self._lock:
-            self._check_room()
-            record, files = self._place(
-                prompt or parent.prompt, parent.record.settings, None, parent.record.id
-            )
+        with self._making() as files:
+            given = dict(parent.record.settings)
             shutil.copyfile(parent.files.log, files.log)
+            if parent.files.image.exists():
+                shutil.copyfile(parent.files.image, files.image)
+                given["image"] = str(files.image.absolute())
             files.ask_for_rewind(chunk_index)
+            record = self._noted(files, prompt or parent.prompt, given, None, parent.record.id)
             session = self._open(record, files)
         if prompt is not None:
             session.post(CommandKind.PROMPT, {"text": prompt})
@@ -142,13 +151,11 @@ class Sessions:
 
     def all(self) -> tuple[LiveSession, ...]:
         """In the order in which they were made."""
-        with self._lock:
-            return tuple(self._sessions.values())
+        return tuple(self._sessions.values())
 
     def delete(self, session_id: str) -> bool:
         """End a session for good; blocks for its end. Its recordings stay."""
-        with self._lock:
-            session = self._sessions.pop(session_id, None)
+        session = self._taken_out(session_id)
         if session is None:
             return False
         session.give_up("the session was deleted")
@@ -166,90 +173,88 @@ class Sessions:
             ender.start()
         for ender in enders:
             ender.join()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._socket_path.unlink(missing_ok=True)
         os.close(self._folder_lock)
 
     def _check_room(self) -> None:
-        num_live = sum(
-            each.state not in (SessionState.STOPPED, SessionState.FAILED) for each in self.all()
-        )
+        ended = {k for k, each in self._sessions.items() if each.state in _OVER}
+        num_live = len((self._sessions.keys() - ended) | self._being_made)
         if num_live >= self.settings.max_sessions:
             raise TooManySessionsError(
                 f"{num_live} of {self.settings.max_sessions} sessions are there; delete one, or "
                 "start the server with a larger --max-sessions"
             )
+        if len(ended) >= MOST_ENDED:
+            raise TooManySessionsError(
+                f"{len(ended)} sessions that have ended are kept; delete those that you do not need"
+            )
 
-    def _place(
+    @contextlib.contextmanager
+    def _making(self) -> Iterator[SessionFiles]:
+        """Room for one session more, and its folder; of one that cannot be made nothing is left."""
+        files = SessionFiles(self.settings.sessions / uuid.uuid4().hex[:12])
+        name = files.folder.name
+        with self._lock:
+            self._check_room()
+            self._being_made.add(name)
+        try:
+            files.folder.mkdir(mode=0o700)
+            yield files
+        except BaseException as error:
+            session = self._taken_out(name)
+            if session is not None:
+                session.end("it could not be made")
+            shutil.rmtree(files.folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise NotMadeError(
+                    f"the session cannot be made ({error.strerror or error}); free disk space, or "
+                    "what else the server's machine lacks, and ask again"
+                ) from error
+            raise
+        finally:
+            with self._lock:
+                self._being_made.discard(name)
+
+    def _noted(
         self,
+        files: SessionFiles,
         prompt: str,
         settings: Mapping[str, Any],
         lease_s: float | None,
-        forked_from: str,
-        image: bytes = b"",
-    ) -> tuple[SessionRecord, SessionFiles]:
-        name = uuid.uuid4().hex[:12]
-        files = SessionFiles(self.settings.sessions / name)
-        files.folder.mkdir(mode=0o700)
-        if image:
-            files.image.write_bytes(image)
+        forked_from: str = "",
+    ) -> SessionRecord:
+        """Written last of what a session is made of: a server that is killed before has none."""
         record = SessionRecord(
-            id=name,
+            id=files.folder.name,
             prompt=prompt,
-            settings={**settings, **({"image": str(files.image.absolute())} if image else {})},
+            settings=settings,
             lease_s=self.settings.lease_s if lease_s is None else lease_s,
             created_at=time.time(),
             forked_from=forked_from,
         )
         write_record(files, record)
-        return record, files
+        return record
 
     def _open(self, record: SessionRecord, files: SessionFiles) -> LiveSession:
         session = LiveSession(record, files, self.settings, observe=self._observe)
-        with self._lock:
-            self._sessions[record.id] = session
-        session.start(
-            StreamJob(
-                session_id=record.id,
-                socket=self._socket_path,
-                prompt=record.prompt,
-                settings=record.settings,
-                threads=self.settings.threads,
-                keeps_latents=self.settings.keeps_latents,
-            )
+        job = StreamJob(
+            session_id=record.id,
+            socket=self._socket_path,
+            prompt=record.prompt,
+            settings=record.settings,
+            threads=self.settings.threads,
+            keeps_latents=self.settings.keeps_latents,
         )
+        with self._lock:  # who deletes it waits until it has begun
+            self._sessions = {**self._sessions, record.id: session}
+            session.start(job)
         return session
 
-    def _accept(self) -> None:
-        while not self._has_ended.is_set():
-            try:
-                end, _ = self._listener.accept()
-            except OSError as error:
-                if not self._has_ended.wait(_RETRY_S):
-                    _LOG.error("ranks cannot connect for now (%s)", error.strerror)
-                continue
-            threading.Thread(target=self._serve, args=(Connection(end),), daemon=True).start()
-
-    def _serve(self, connection: Connection) -> None:
-        try:
-            hello, _ = connection.receive()
-            if not isinstance(hello, Hello):
-                raise LinkError(f"a connection begins with a hello, not {type(hello).__name__}")
-            session = self._sessions.get(hello.session_id)
-            if session is None:
-                connection.send(End())  # nobody will ever take what it streams
-                raise LinkError(f"there is no session {hello.session_id}")
-            with _named(session):
-                if hello.role is Role.LAUNCHER:
-                    session.serve_launcher(connection, hello.pid)
-                else:
-                    session.serve_rank0(connection)
-        except LinkError as error:
-            _LOG.info("%s", error)
-        finally:
-            connection.close()
+    def _taken_out(self, session_id: str) -> LiveSession | None:
+        with self._lock:
+            session = self._sessions.get(session_id)
+            self._sessions = {k: v for k, v in self._sessions.items() if k != session_id}
+        return session
 
     def _look(self) -> None:
         """End sessions whose lease is over, and tell everyone how theirs runs."""
@@ -262,17 +267,3 @@ class Sessions:
                 if session.is_over:
                     _LOG.warning("session %s: its lease is over", session.record.id)
                     threading.Thread(target=self.delete, args=(session.record.id,)).start()
-
-
-@contextlib.contextmanager
-def _named(session: LiveSession) -> Iterator[None]:
-    """What a thread of a session cannot go on by ends that session, and says so to its clients."""
-    try:
-        yield
-    except LinkError:
-        raise
-    except JournalError as error:
-        session.give_up_by(error)
-    except Exception as error:  # noqa: BLE001 - a stream that stands still in silence
-        _LOG.exception("session %s cannot be followed", session.record.id)
-        session.give_up_by(ScopeError(f"the server failed ({error!r}); see its log"))
