@@ -38,7 +38,8 @@ def test_the_stream_survives_a_killed_rank(broken: Broken, role: Role, phase: Ph
 
 
 @pytest.mark.parametrize(
-    "role", [Role.RANK0, pytest.param(Role.LEADER, marks=pytest.mark.lab), Role.FOLLOWER]
+    "role",
+    [*(pytest.param(r, marks=pytest.mark.lab) for r in (Role.RANK0, Role.LEADER)), Role.FOLLOWER],
 )
 def test_so_does_one_that_began_with_a_picture_that_is_gone(broken: Broken, role: Role) -> None:
     check_survives(broken(f"kill-picture/{role}"), role)

@@ -99,7 +99,7 @@ def darkest_chunk(video: Path) -> float:
         (PP1_TP2, 2, FLIPPED),
         pytest.param(TP2, 1, FLIPPED, marks=pytest.mark.lab),
         (TP2, 0, FLIPPED),
-        (["--plan", "tp_v0", "--tp", "2"], 1, FLIPPED),
+        pytest.param(["--plan", "tp_v0", "--tp", "2"], 1, FLIPPED, marks=pytest.mark.lab),
     ],
     ids=[
         "pp1, NaN",
