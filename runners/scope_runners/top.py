@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,8 +51,7 @@ def run_top(namespace: argparse.Namespace) -> int:
         UserInputError: the URL cannot be used.
         ServerAnswerError: the server does not answer; once it has, it is waited for.
     """
-    parts = urlsplit(namespace.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_of_a_server(namespace.url):
         raise UserInputError(f"{namespace.url!r} is no URL of a server; give one as {DEFAULT_URL}")
     token = namespace.token or os.environ.get(SERVE_TOKEN, "")
     if namespace.once or not sys.stdout.isatty():
@@ -66,6 +66,14 @@ def run_top(namespace: argparse.Namespace) -> int:
             said = table(sessions_of(namespace.url, token))
         except ServerAnswerError as error:
             said = [str(error)]
+
+
+def _is_of_a_server(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an end, a port that is no number
+        return False
 
 
 def sessions_of(url: str, token: str) -> list[Mapping[str, Any]]:
@@ -83,12 +91,16 @@ def sessions_of(url: str, token: str) -> list[Mapping[str, Any]]:
     except urllib.error.HTTPError as error:
         hint = "give its --token" if error.code in (401, 403) else "is it a server of scope-rt?"
         raise ServerAnswerError(f"{url} answers {error.code}; {hint}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         raise ServerAnswerError(f"{url} does not answer ({why}); is scope-rt serve up?") from error
-    if not isinstance(views, list) or not all(isinstance(each, dict) for each in views):
+    if not isinstance(views, list) or not all(_is_view(each) for each in views):
         raise ServerAnswerError(f"{url} does not list sessions; is it a server of scope-rt?")
     return views
+
+
+def _is_view(each: Any) -> bool:
+    return isinstance(each, dict) and {"id", "state", "stats", "ranks"} <= each.keys()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """`scope-rt top` shows what a server says, and says in one sentence that there is none."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,7 +110,20 @@ def test_a_server_that_is_not_there_is_said_in_one_sentence(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("said", [{"sessions": []}, ["4f0c"], 7])
+def test_what_speaks_no_http_is_said_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def speak(listener: socket.socket) -> None:
+        end, _ = listener.accept()
+        with end:
+            end.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            end.recv(2**16)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=speak, args=(listener,), daemon=True).start()
+        assert main(["top", f"http://127.0.0.1:{listener.getsockname()[1]}", "--once"]) == 1
+    assert capsys.readouterr().err.endswith("; is scope-rt serve up?\n")
+
+
+@pytest.mark.parametrize("said", [{"sessions": []}, ["4f0c"], 7, [{"id": "4f0c"}]])
 def test_what_is_no_server_of_ours_is_said_so(
     said: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +132,9 @@ def test_what_is_no_server_of_ours_is_said_so(
     assert "does not list sessions; is it a server of scope-rt?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://"])
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://host", "http://", "http://[::1", "http://host:port"]
+)
 def test_what_is_no_url_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", url]) == 2
     assert f"{url!r} is no URL of a server" in capsys.readouterr().err
