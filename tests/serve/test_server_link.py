@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from scope_contracts.errors import LinkError
+from scope_contracts.retraction import Retraction
 from scope_runners.serve.messages import (
     Applied,
     ChunkHeader,
@@ -42,6 +43,9 @@ READY = RankReady(
     cache_bytes=0,
     next_chunk=0,
     resumed=True,
+    retractions=(
+        Retraction(first_chunk=3, last_chunk=5, first_epoch=0, last_epoch=0, reason="rank 1"),
+    ),
     applied=(Applied(command_id="before", chunk_index=5, cache_epoch=2),),
 )
 BOUND_S = 60.0
@@ -74,7 +78,9 @@ class Rank0:
         connection = Connection(end)
         self.connections.append(connection)
         assert isinstance(connection.receive()[0], Hello)
-        assert isinstance(connection.receive()[0], RankReady)
+        ready, _ = connection.receive()
+        assert isinstance(ready, RankReady)
+        assert ready.retractions == READY.retractions, "a server that comes back knows none"
         connection.send(Welcome(num_taken=num_taken, last_taken=last_taken, orphan_s=BOUND_S))
         return connection
 

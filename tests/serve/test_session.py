@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scope_contracts.errors import LinkError
+from scope_contracts.retraction import Retraction
 from scope_runners.serve.journal import JournalError
 from scope_runners.serve.messages import Command, CommandKind, Credit, Failed
 from scope_runners.serve.outbox import MOST_WAITING, Outbox
@@ -88,3 +89,10 @@ def test_a_loss_is_not_explained_by_one_that_was_mended(session: LiveSession) ->
     with rank0_of(session):
         pass
     assert session.view()["detail"] == "rank 0 is gone; it starts again"
+
+
+def test_a_server_that_was_started_again_knows_what_is_retracted(session: LiveSession) -> None:
+    wrong = Retraction(first_chunk=3, last_chunk=5, first_epoch=0, last_epoch=0, reason="rank 1")
+    for _ in range(2):
+        with rank0_of(session, resumed=False, retractions=(wrong,)):
+            assert len(session.view()["retractions"]) == 1

@@ -17,6 +17,7 @@ from scope_contracts.errors import ScopeError
 from scope_rt.file_lock import open_locked
 from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.serve.group_control import GroupControl
+from scope_runners.serve.journal import Journal
 from scope_runners.serve.messages import CommandKind, End, Hello, Role
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.session_files import SessionFiles, StreamJob
@@ -208,3 +209,21 @@ def with_a_chunk(sessions: Sessions) -> LiveSession:
     session.files.log.touch()
     session.taken.add(0, 0)
     return session
+
+
+def test_a_journal_of_another_version_keeps_no_other_session_from_being_continued(
+    tmp_path: Path,
+) -> None:
+    with without_processes():
+        settings = ServeSettings(folder=tmp_path, max_sessions=2)
+        before = Sessions(settings)
+        before.open()
+        strange, other = before.create("a", {}), before.create("a", {})
+        before.close()
+        journal = Journal(strange.files.journal)
+        journal.append({"fact": "receipt", "id": "1", "kind": "wish", "state": "granted"})
+        journal.close()
+        after = Sessions(settings)
+        after.open()
+        assert [each.record.id for each in after.all()] == [other.record.id]
+        after.close()

@@ -111,8 +111,8 @@ class Rank0End:
         """Rank0 can stream: tell it what is here, and what it has not answered."""
         status = self._status
         with status.lock:
+            status.retract(*ready.retractions)
             if ready.resumed:
-                status.retract(*ready.retractions)
                 if self._taken.forget_from(ready.next_chunk):
                     self._stage.forget()
                 self._measured.num_recoveries += not self._answer_rewinds(ready.next_chunk)

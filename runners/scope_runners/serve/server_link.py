@@ -231,7 +231,7 @@ class ServerLink:
             self._notices = deque([*self._commands.answered, *self._notices])
             # From here on a server that comes back is told of a process that it knows.
             assert self._ready is not None, "said before"
-            self._ready = replace(self._ready, resumed=False, applied=(), retractions=())
+            self._ready = replace(self._ready, resumed=False, applied=())
             self._state.notify_all()
 
     def _taken(self, num_taken: int) -> None:

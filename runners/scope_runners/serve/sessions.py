@@ -84,7 +84,8 @@ class Sessions:
                 record = read_record(files)
                 if record is not None:
                     self._open(record, files)
-            except (ScopeError, OSError) as error:
+            except (ScopeError, OSError, LookupError, TypeError, ValueError) as error:
+                # The last three: it was written by another version.
                 _LOG.error("the session in %s is not continued: %s", folder, error)
         self._listener.start()
         threading.Thread(target=self._look, name="leases", daemon=True).start()
