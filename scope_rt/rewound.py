@@ -46,6 +46,15 @@ class RewoundStream:
                 f"{setup.model_fingerprint[:12]}; give the model that made it"
             )
 
+    def check(self, chunk_index: int) -> None:
+        """Whether the log leads there, before any rank is met and any prompt encoded.
+
+        Raises:
+            UserInputError: it does not, or lacks latents that are needed.
+        """
+        self._check(chunk_index)
+        self._tail(self._continued_at(chunk_index))
+
     def before(self, chunk_index: int) -> Resumed:
         """The stream before `chunk_index`, which is planned next, by a rebuild of its cache.
 
@@ -56,9 +65,8 @@ class RewoundStream:
         """
         history, log = self._history, self._log
         self._check(chunk_index)
+        chunk_index = self._continued_at(chunk_index)
         shown = history.shown.between(history.begun_at, chunk_index)
-        # Chunks in between were dropped by a cut: nobody saw them.
-        chunk_index = shown.last[0] + 1 if shown else history.begun_at
         position = self._position(chunk_index)
         settings = position.planner.settings
         point = ResumePoint(
@@ -97,6 +105,11 @@ class RewoundStream:
             is_cut=True,
             applied=applied,
         )
+
+    def _continued_at(self, chunk_index: int) -> int:
+        """After the last chunk before that was shown: those in between were dropped by a cut."""
+        shown = self._history.shown.between(self._history.begun_at, chunk_index)
+        return shown.last[0] + 1 if shown else self._history.begun_at
 
     def _check(self, chunk_index: int) -> None:
         history = self._history

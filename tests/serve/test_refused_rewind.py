@@ -2,15 +2,20 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.serve.running_server import running_server, until
 
 
-def test_chunks_without_latents_are_not_rewound_to_and_the_session_lives(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--prompt", "a red circle", "--no-latents") as server:
+@pytest.mark.parametrize("mesh", [(), ("--plan", "pp1", "--tp", "2")], ids=["one rank", "three"])
+def test_chunks_without_latents_are_not_rewound_to_and_the_session_lives(
+    tmp_path: Path, mesh: tuple[str, ...]
+) -> None:
+    with running_server(tmp_path, "--prompt", "a red circle", "--no-latents", *mesh) as server:
         until(lambda: server.live()["chunk_index"] >= 2, what="some chunks")
         session_id = server.live()["id"]
         assert server.stop() == 0
-        server.arguments = ("--prompt", "a red circle")
+        server.arguments = ("--prompt", "a red circle", *mesh)
         server.start()
         newest = server.live()["chunk_index"]
         receipt = server.command(session_id, kind="rewind", chunk_index=1)

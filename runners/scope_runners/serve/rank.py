@@ -20,6 +20,7 @@ from scope_rt.control.steering import Steering
 from scope_rt.control.transition import Interpolation, TransitionSpec
 from scope_rt.instruments import Instruments
 from scope_rt.record.snapshot import look
+from scope_rt.rewound import RewoundStream
 from scope_rt.session import StreamSession
 from scope_rt.stream_setup import StreamSetup
 from scope_rt.vae.codec import num_frames
@@ -98,16 +99,22 @@ def _control(
 def _session(
     files: SessionFiles, setup: StreamSetup, instruments: Instruments, link: ServerLink
 ) -> StreamSession:
-    """The session, rewound where that was asked for and can be done; else whoever asked is told."""
+    """The session, rewound where that was asked for and can be done; else whoever asked is told,
+    and the stream goes on. A fork that cannot be rewound has nothing to go on with."""
     asked = files.rewind()
-    if asked is not None:
-        try:
-            return StreamSession(setup, instruments=instruments, rewind_to=asked.chunk_index)
-        except UserInputError as error:
-            _LOG.error("the stream is not rewound to chunk %d: %s", asked.chunk_index, error)
-            link.refuse(asked.command_id, str(error))
-            files.rewound()
-    return StreamSession(setup, instruments=instruments)
+    if asked is None:
+        return StreamSession(setup, instruments=instruments)
+    try:
+        # Before the other ranks are met: what rank0 refuses later ends them all.
+        RewoundStream(setup, files.log, instruments).check(asked.chunk_index)
+    except UserInputError as error:
+        if not asked.command_id:
+            raise
+        _LOG.error("the stream is not rewound to chunk %d: %s", asked.chunk_index, error)
+        link.refuse(asked.command_id, str(error))
+        files.rewound()
+        return StreamSession(setup, instruments=instruments)
+    return StreamSession(setup, instruments=instruments, rewind_to=asked.chunk_index)
 
 
 def _stream(files: SessionFiles, job: StreamJob, session: StreamSession, link: ServerLink) -> None:
