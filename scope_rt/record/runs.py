@@ -31,6 +31,11 @@ class Runs:
                 yield index, run.number
 
     @property
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
+        """First and last chunk of those in a row with one number, and that."""
+        return tuple((run.first, run.last, run.number) for run in self._runs)
+
+    @property
     def first(self) -> tuple[int, int]:
         """Index and number of the first chunk; -1 and -1 where there is none."""
         return (self._runs[0].first, self._runs[0].number) if self._runs else (-1, -1)
@@ -44,6 +49,11 @@ class Runs:
         """One chunk more; it takes the place of those from `index` on."""
         self.forget(index)
         self._append(index, index, number)
+
+    def add_span(self, first: int, last: int, number: int) -> None:
+        """Chunks in a row, as of `spans`; they take the place of those from `first` on."""
+        self.forget(first)
+        self._append(first, last, number)
 
     def forget(self, first: int) -> None:
         """Leave out the chunks from `first` on."""

@@ -23,6 +23,10 @@ def test_runs_are_the_chunks_that_were_added_and_not_forgotten(
             runs.forget(index)
         assert list(runs) == chunks
         assert len(runs) == len(chunks)
+        again = Runs()
+        for span in runs.spans:
+            again.add_span(*span)
+        assert list(again) == chunks
     assert list(runs.between(first, end)) == [each for each in chunks if first <= each[0] < end]
     newest = runs.newest(first)
     assert list(newest) == chunks[max(0, len(chunks) - first) :]

@@ -10,6 +10,7 @@ from scope_runners.serve.journal import Journal, JournalError, read_journal, rew
 from scope_runners.serve.messages import CommandKind, Outcome
 from scope_runners.serve.receipt_book import MOST_OPEN, ReceiptBook
 from scope_runners.serve.receipts import Receipt, ReceiptState, command_of
+from tests.serve.lone_session import session_in, without_processes
 
 FACTS = [{"fact": "taken", "chunk": n, "epoch": 0} for n in range(3)]
 
@@ -173,3 +174,44 @@ def test_no_more_commands_wait_than_can_be_kept(tmp_path: Path) -> None:
         book.note(CommandKind.HARD_CUT, {}, command_id="more")
     book.close("the session was deleted")
     assert {each.error for each in book.all()} == {"the session was deleted"}
+
+
+def test_a_long_journal_is_written_anew_and_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scope_runners.serve.journal.MOST_APPENDED", 50)
+    with without_processes():
+        session = session_in(tmp_path)
+        session.post(CommandKind.PAUSE, {}, command_id="p")
+        session.post(CommandKind.HARD_CUT, {}, command_id="c")
+        for index in range(200):
+            session.taken.add(index, index // 150)
+        for text in range(200):
+            session.receipts.note(CommandKind.RESUME, {}, command_id=str(text))
+            session.receipts.answer(Outcome(command_id=str(text), chunk_index=1, cache_epoch=0))
+        long = session.files.journal.stat().st_size
+        session.look()
+        assert session.files.journal.stat().st_size < long
+        session.taken.add(200, 1)
+        later = session_in(tmp_path)
+        assert (len(later.taken), later.taken.last) == (201, (200, 1))
+        assert later.view()["paused"]
+        assert [(r.id, r.state) for r in later.receipts.all()] == [
+            (r.id, r.state) for r in session.receipts.all()
+        ]
+
+
+def test_a_journal_that_cannot_be_written_anew_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, facts: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    journal.append(FACTS[0])
+    monkeypatch.setattr("scope_runners.serve.journal.rewrite", full)
+    journal.replace([])
+    journal.append(FACTS[1])
+    journal.close()
+    assert list(read_journal(path)) == FACTS[:2]

@@ -3,6 +3,7 @@ anybody is told. A last line that is cut short was never told; any other damage 
 
 import errno
 import json
+import logging
 import os
 import threading
 import zlib
@@ -15,6 +16,9 @@ from scope_rt.disk import remedy
 from scope_rt.output_file import replacing
 
 _CLOSED = -1
+MOST_APPENDED = 20_000
+"""Facts after which a journal is written anew: the next server reads so many within a second."""
+_LOG = logging.getLogger(__name__)
 Fact = Mapping[str, Any]
 
 
@@ -29,6 +33,7 @@ class Journal:
         """Opens or makes the file; what is after its last whole line is cut off."""
         self.path = path
         self._lock = threading.Lock()
+        self._num_appended = 0
         self._end = sum(len(line) for line, _ in _lines(path)) if path.exists() else 0
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, self._end)
@@ -46,11 +51,31 @@ class Journal:
                 if os.pwrite(self._file, line, self._end) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 self._end += len(line)
+                self._num_appended += 1
         except OSError as error:
             raise JournalError(
                 f"cannot write {self.path} ({error.strerror}); {remedy(error)}, and serve the "
                 "folder again"
             ) from error
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is worth to write it anew: the next server reads all of it."""
+        return self._num_appended >= MOST_APPENDED
+
+    def replace(self, facts: Sequence[Fact]) -> None:
+        """Let it say only what still matters; nobody appends meanwhile. Where the disk takes no
+        copy, it stays as it is."""
+        with self._lock:
+            self._num_appended = 0
+            try:
+                rewrite(self.path, facts)
+                file = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            except (OSError, UserInputError) as error:
+                _LOG.warning("%s stays long: %s", self.path, error)
+                return
+            os.close(self._file)
+            self._file, self._end = file, os.fstat(file).st_size
 
     def close(self) -> None:
         """Let go of the file. Idempotent."""

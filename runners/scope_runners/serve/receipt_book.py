@@ -4,7 +4,7 @@ before anybody is told."""
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,10 +38,12 @@ class ReceiptBook:
         self._receipts[receipt.id] = receipt
         self._see_prompt(receipt)
 
-    @property
-    def facts(self) -> list[Fact]:
-        """All that is known, for a journal that is written anew."""
-        return [{"fact": "receipt", **each.to_plain()} for each in self._receipts.values()]
+    def shorten(self, others: Sequence[Fact]) -> None:
+        """Let the journal say all receipts that are kept, and `others`, which nobody changes
+        meanwhile."""
+        with self._lock:
+            mine = [{"fact": "receipt", **each.to_plain()} for each in self._receipts.values()]
+            self._journal.replace([*others, *mine])
 
     def all(self) -> tuple[Receipt, ...]:
         """In the order in which the commands came."""

@@ -14,7 +14,7 @@ from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.serve.events import Event, EventLog
 from scope_runners.serve.group_control import GroupControl
 from scope_runners.serve.histogram import HistogramCounts
-from scope_runners.serve.journal import Journal, JournalError, read_journal, rewrite
+from scope_runners.serve.journal import Fact, Journal, JournalError, read_journal, rewrite
 from scope_runners.serve.live_stage import LiveStage
 from scope_runners.serve.measurements import Measurements
 from scope_runners.serve.media.hub import MediaHub
@@ -121,8 +121,7 @@ class LiveSession:
         answered = [name for name, fact in receipts.items() if fact["state"] != "pending"]
         for name in answered[: max(0, len(answered) - MOST_KEPT)]:
             del receipts[name]
-        paused = {"fact": "paused", "is_paused": is_paused}
-        rewrite(path, [*self.taken.facts, *receipts.values(), paused])
+        rewrite(path, [*self.taken.facts, *receipts.values(), _paused(is_paused)])
         plain = [{k: v for k, v in fact.items() if k != "fact"} for fact in receipts.values()]
         return Journal(path), plain, is_paused
 
@@ -238,7 +237,7 @@ class LiveSession:
         return self.hub
 
     def _pause(self, *, is_paused: bool) -> None:
-        self._journal.append({"fact": "paused", "is_paused": is_paused})
+        self._journal.append(_paused(is_paused))
         self._status.is_paused = is_paused
         self.stage.pause(is_paused=is_paused)
         if self.state in _RUNS:
@@ -308,6 +307,8 @@ class LiveSession:
         status = self._status
         with status.lock:
             is_over = status.is_ending or status.is_over
+            if self._journal.is_long and not is_over:
+                self.receipts.shorten([*self.taken.facts, _paused(status.is_paused)])
             if is_over or self._launcher is not None or self.group.runs:
                 return
             self._fail(f"its ranks have ended; see {self.files.group_output}")
@@ -345,3 +346,7 @@ class LiveSession:
 
     def _tell_receipt(self, receipt: Receipt) -> int:
         return self.events.publish("receipt", receipt=receipt.to_plain())
+
+
+def _paused(is_paused: bool) -> Fact:
+    return {"fact": "paused", "is_paused": is_paused}

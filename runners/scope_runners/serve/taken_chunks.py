@@ -25,14 +25,15 @@ class TakenChunks:
     def restore(self, fact: Fact) -> None:
         """What an earlier server noted; other facts are none of these."""
         if fact["fact"] == TAKEN:
-            self._runs.add(fact["chunk"], fact["epoch"])
+            first = fact["chunk"]
+            self._runs.add_span(first, fact.get("last", first), fact["epoch"])
         elif fact["fact"] == FORGOT:
             self._runs.forget(fact["chunk"])
 
     @property
     def facts(self) -> list[Fact]:
         """All of it, for a journal that is written anew."""
-        return [_taken(index, epoch) for index, epoch in self._runs]
+        return [_taken(first, last, epoch) for first, last, epoch in self._runs.spans]
 
     def note_in(self, journal: Journal) -> None:
         """From here on, what changes is appended there."""
@@ -42,7 +43,7 @@ class TakenChunks:
         """Take a chunk; False where it was taken before."""
         if chunk_index <= self.last[0]:
             return False
-        self._note(_taken(chunk_index, cache_epoch))
+        self._note(_taken(chunk_index, chunk_index, cache_epoch))
         self._runs.add(chunk_index, cache_epoch)
         return True
 
@@ -59,5 +60,5 @@ class TakenChunks:
             self._journal.append(fact)
 
 
-def _taken(index: int, epoch: int) -> Fact:
-    return {"fact": TAKEN, "chunk": index, "epoch": epoch}
+def _taken(first: int, last: int, epoch: int) -> Fact:
+    return {"fact": TAKEN, "chunk": first, "last": last, "epoch": epoch}
