@@ -105,3 +105,14 @@ def test_a_server_that_keeps_no_latents_says_that_nothing_can_be_rewound() -> No
     check_keeps_latents(ServeSettings())
     with pytest.raises(UserInputError, match="start it without --no-latents"):
         check_keeps_latents(ServeSettings(keeps_latents=False))
+
+
+def test_a_listener_of_a_session_that_is_deleted_is_let_go(server: IdleServer) -> None:
+    name = made(server)
+    with connect(f"ws://127.0.0.1:{server.port}{SESSIONS}/{name}/events") as client:
+        state_of(client)
+        with server.client() as other:
+            assert other.delete(f"{SESSIONS}/{name}").status_code == 204
+        with pytest.raises(ConnectionClosed, match="4404"):
+            while True:
+                client.recv(timeout=30)

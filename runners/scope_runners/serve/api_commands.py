@@ -68,6 +68,7 @@ def add_commands(app: FastAPI, api: Api) -> None:
 async def _tell(socket: WebSocket, session: LiveSession, after: int) -> None:
     try:
         await feed(session, socket.send_json, after=after)
+        await socket.close(4404, "the session was deleted")
     except (WebSocketDisconnect, RuntimeError):
         return
 
@@ -121,6 +122,7 @@ def serve_channel(channel: Any, api: Api, session: LiveSession) -> None:
     async def tell() -> None:
         with suppress(RuntimeError):
             await feed(session, send, after=0)
+            channel.close()
 
     task = asyncio.create_task(tell())
     channel.on("close", task.cancel)

@@ -17,7 +17,8 @@ Send = Callable[[Event], Awaitable[None]]
 
 
 async def feed(session: LiveSession, send: Send, *, after: int) -> None:
-    """Until `send` raises: it sends one event, and waits while the client is behind.
+    """Until the session is no more, or `send` raises, which sends one event and waits while the
+    client is behind.
 
     `after` is the last number that the client has heard before; 0 for none.
     """
@@ -28,6 +29,8 @@ async def feed(session: LiveSession, send: Send, *, after: int) -> None:
         await _receipts(session, send, after=after, with_open=True)
         while True:
             event, has_missed = await listener.next()
+            if event is None:
+                return
             if has_missed:
                 await _state(session, send, seq=told)
                 await _receipts(session, send, after=told, with_open=False)

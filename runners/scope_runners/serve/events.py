@@ -15,23 +15,23 @@ class Listener:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._queue: asyncio.Queue[Event] = asyncio.Queue(_MOST_WAITING)
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue(_MOST_WAITING)
         self._has_missed = False
 
-    async def next(self) -> tuple[Event, bool]:
-        """The next event, and whether some before it were missed."""
+    async def next(self) -> tuple[Event | None, bool]:
+        """The next event, None after the last, and whether some before it were missed."""
         event = await self._queue.get()
         missed, self._has_missed = self._has_missed, False
         return event, missed
 
-    def put(self, event: Event) -> None:
-        """From any thread."""
+    def put(self, event: Event | None) -> None:
+        """From any thread; None after the last."""
         try:
             self._loop.call_soon_threadsafe(self._put, event)
         except RuntimeError:  # its loop has ended
             self._has_missed = True
 
-    def _put(self, event: Event) -> None:
+    def _put(self, event: Event | None) -> None:
         if self._queue.full():
             self._queue.get_nowait()
             self._has_missed = True
@@ -48,6 +48,7 @@ class EventLog:
         self._lock = threading.Lock()
         self._next_seq, self._observe = first_seq, observe
         self._listeners: list[Listener] = []
+        self._is_closed = False
 
     @property
     def next_seq(self) -> int:
@@ -74,7 +75,16 @@ class EventLog:
         listener = Listener(loop)
         with self._lock:
             self._listeners.append(listener)
+            if self._is_closed:
+                listener.put(None)
         return listener
+
+    def close(self) -> None:
+        """Nothing more happens: let all listeners go."""
+        with self._lock:
+            self._is_closed = True
+            for listener in self._listeners:
+                listener.put(None)
 
     def leave(self, listener: Listener) -> None:
         """It takes no more."""

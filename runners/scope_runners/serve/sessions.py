@@ -162,6 +162,7 @@ class Sessions:
         session.give_up("the session was deleted")
         session.end("the session was deleted")
         session.files.forget()
+        session.events.close()
         return True
 
     def close(self) -> None:
