@@ -11,7 +11,7 @@ import av
 import httpx
 import numpy as np
 import pytest
-from aiortc import RTCPeerConnection, RTCSessionDescription, VideoStreamTrack
+from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription, VideoStreamTrack
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -19,10 +19,11 @@ from scope_contracts.errors import UserInputError
 from scope_rt.control.motion_noise import MotionNoise
 from scope_runners.serve.given_video import NOTHING, GivenVideo
 from scope_runners.serve.media.newest_frames import NewestFrames
-from scope_runners.serve.media.video_in import FileSource
+from scope_runners.serve.media.video_in import CameraSource, FileSource
 from scope_runners.serve.messages import RankReady
 from tests.serve.running_server import RunningServer, running_server, until
 
+BOUND_S = 30.0
 Picture = NDArray[np.uint8]
 
 
@@ -290,3 +291,29 @@ def test_a_camera_is_sent_by_whip_and_seen(server: RunningServer) -> None:
 
     asyncio.run(send())
     until(lambda: not is_the_clip(server, session_id), what="the prompt on screen")
+
+
+def test_a_camera_that_is_taken_away_is_told_to_stop() -> None:
+    """By a file in its place, the end of its session, or whatever else gives the stream no more of
+    its pictures: what it sends would be decoded as long as its page is open."""
+
+    async def send() -> str:
+        peer, video = RTCPeerConnection(), GivenVideo()
+        peer.addTransceiver(Camera(), direction="sendonly")
+        await peer.setLocalDescription(await peer.createOffer())
+        frames = NewestFrames(fps=16, width=64, height=48, most=4)
+        source = CameraSource(frames, on_end=video.end)
+        answer = await source.answer(peer.localDescription.sdp, RTCConfiguration(iceServers=[]))
+        video.begin(source, MotionNoise(low=0.1, high=0.1))
+        await peer.setRemoteDescription(RTCSessionDescription(sdp=answer, type="answer"))
+        async with asyncio.timeout(BOUND_S):
+            while peer.connectionState != "connected" or source.newest(1) is None:
+                await asyncio.sleep(0.05)
+            await asyncio.to_thread(video.end)
+            while peer.connectionState not in ("closed", "failed"):
+                await asyncio.sleep(0.05)
+        state = peer.connectionState
+        await peer.close()
+        return state
+
+    assert asyncio.run(send()) == "closed"

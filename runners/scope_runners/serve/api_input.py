@@ -22,7 +22,6 @@ Scale = Annotated[float, Query(gt=0, lt=1)]
 
 def add_input(app: FastAPI, api: Api) -> None:
     """Add the routes."""
-    cameras: dict[str, CameraSource] = {}
 
     @app.post("/v1/sessions/{session_id}/input", status_code=201)
     async def given(
@@ -53,9 +52,6 @@ def add_input(app: FastAPI, api: Api) -> None:
     @app.delete("/v1/sessions/{session_id}/input", status_code=204)
     async def ended(session_id: str) -> Response:
         await run_in_threadpool(api.session(session_id).stage.video.end)
-        camera = cameras.pop(session_id, None)
-        if camera is not None:
-            await camera.leave()
         return Response(status_code=204)
 
     @app.post("/v1/sessions/{session_id}/whip", status_code=201)
@@ -76,11 +72,7 @@ def add_input(app: FastAPI, api: Api) -> None:
         answer = await source.answer(
             offer, RTCConfiguration(iceServers=ice_of(settings.ice_servers))
         )
-        before = cameras.pop(session_id, None)
-        cameras[session_id] = source
         video.begin(source, noise)
-        if before is not None:
-            await before.leave()
         location = {"Location": f"/v1/sessions/{session_id}/input"}
         return Response(answer, 201, media_type="application/sdp", headers=location)
 

@@ -115,13 +115,16 @@ def _time_s(picture: av.VideoFrame, number: int, frame_s: float) -> float:
 
 
 class CameraSource:
-    """A WebRTC track that a browser, or another WHIP client, sends; used on one event loop."""
+    """A WebRTC track that a browser, or another WHIP client, sends; used on one event loop, but for
+    its end."""
 
     name = "camera"
 
     def __init__(self, frames: NewestFrames, *, on_end: Callable[["CameraSource"], None]) -> None:
         """`on_end` is called once its peer is gone."""
         self._frames, self._on_end = frames, on_end
+        self._loop = asyncio.get_running_loop()
+        self._leaving: asyncio.Task[None] | None = None
         self._peer: RTCPeerConnection | None = None
         self._reader: Any = None
 
@@ -154,10 +157,16 @@ class CameraSource:
         return self._frames.newest(num_frames)
 
     def close(self) -> None:
-        """Nothing waits: the peer is ended by `leave`."""
+        """End the peer soon, from any thread: whoever gives a stream other pictures, or ends it,
+        waits for no camera."""
+        with contextlib.suppress(RuntimeError):  # its loop has ended, and the peer with it
+            self._loop.call_soon_threadsafe(self._leave)
 
-    async def leave(self) -> None:
-        """End the peer. Idempotent."""
+    def _leave(self) -> None:
+        if self._leaving is None:
+            self._leaving = self._loop.create_task(self._end())
+
+    async def _end(self) -> None:
         if self._reader is not None:
             self._reader.cancel()
         if self._peer is not None:
