@@ -41,6 +41,7 @@ from scope_rt.part_place import HERE, PartPlace
 from scope_rt.tensor_files.fitting import check_fit
 from scope_rt.tensors import NAMES
 from scope_rt.text.encoder import TextEncoder, TextSizes
+from scope_rt.text.words import PROMPT_WORDS, WordTextEncoder
 from scope_rt.vae.codec import CodecSizes, VideoCodec
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
@@ -249,6 +250,12 @@ class ModelFolder:
         """Whether its text encoder is so small that whoever only starts ranks may ask it whether a
         prompt can be read."""
         return TEXT_ENCODERS.is_small(self.layout.text_encoder)
+
+    @property
+    def prompt_words(self) -> tuple[str, ...]:
+        """All that a prompt may name; empty where the text encoder reads any text."""
+        is_of_words = TEXT_ENCODERS.class_of(self.layout.text_encoder) == WordTextEncoder.__name__
+        return PROMPT_WORDS if is_of_words else ()
 
     def text_sizes(self) -> TextSizes:
         """What the text encoder will be, from its configuration alone. Raises UserInputError."""

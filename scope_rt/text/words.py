@@ -53,6 +53,8 @@ class Background(StrEnum):
 
 NO_OBJECT = "none"
 WORDS: tuple[str, ...] = (NO_OBJECT, *Colour, *Shape, *Speed, *Background)
+PROMPT_WORDS = tuple(str(word) for word in WORDS[1:])
+"""Those that a prompt may name; the grammar's fillers are left out."""
 _SYNONYMS = {"grey": Background.GRAY}
 _FILLERS = frozenset(
     {"a", "an", "the", "and", "with", "on", "in", "over", "at", "of", "before", "against"}
@@ -154,7 +156,7 @@ def _join(words: Sequence[str] | set[Speed] | set[Background] | type[StrEnum]) -
 
 
 def _guess(word: str) -> str:
-    close = get_close_matches(word, WORDS[1:], n=1)
+    close = get_close_matches(word, PROMPT_WORDS, n=1)
     return f" (is it {str(close[0])!r}?)" if close else ""
 
 

@@ -62,6 +62,13 @@ def add_sessions(app: FastAPI, api: Api) -> None:
     def listed() -> list[dict[str, Any]]:
         return [each.view() for each in api.sessions.all()]
 
+    @app.get("/v1/limits")
+    def limits() -> dict[str, Any]:
+        return {
+            "max_sessions": api.sessions.settings.max_sessions,
+            "no_more_sessions": api.sessions.why_no_more(),
+        }
+
     @app.get("/v1/sessions/{session_id}")
     def shown(session_id: str) -> dict[str, Any]:
         return api.session(session_id).view()

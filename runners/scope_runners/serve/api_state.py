@@ -10,11 +10,14 @@ from starlette.concurrency import run_in_threadpool
 from scope_runners.serve.commands import posted
 from scope_runners.serve.media.hub import MediaHub
 from scope_runners.serve.media.webrtc import Peers
+from scope_runners.serve.messages import CommandKind
 from scope_runners.serve.receipts import Receipt
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.sessions import Sessions
 
 _LOOK_S = 0.02
+_KINDS = ", ".join(each for each in CommandKind if each is not CommandKind.SCHEDULE)
+"""That a client may post; a schedule is several prompts."""
 _MOST_WAITING = 64
 """Requests that wait for a command's answer; those beyond are told that it is pending."""
 
@@ -75,5 +78,28 @@ class Api:
 def first_wrong(errors: Sequence[Any]) -> str:
     """Without what was given: it may be a secret, or no text."""
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
-    return f"{where or 'request'}: {first['msg']}"
+    names = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    about = first.get("ctx", {})
+    match first["type"]:
+        case "json_invalid":
+            return f"the request is not JSON ({about['error']}); send one JSON object"
+        case "union_tag_not_found":
+            names, what = [*names, "kind"], f"is missing; give one of {_KINDS}"
+        case "union_tag_invalid":
+            names, what = [*names, "kind"], f"is not known; give one of {_KINDS}"
+        case "missing":
+            what = "is missing; add it"
+        case "extra_forbidden":
+            what = "is not known; leave it out"
+        case "model_attributes_type" | "model_type" | "dict_type":
+            what = "must be a JSON object"
+        case "string_too_short":
+            what = "is empty; fill it in"
+        case "string_too_long":
+            what = f"is too long; give {about['max_length']} characters or fewer"
+        case "string_pattern_mismatch":
+            what = "has other characters than letters, digits, '-' and '_'; leave them out"
+        case _:
+            what = first["msg"].replace("Input should be a valid", "must be a")
+            what = what.replace("Input should be", "must be")
+    return f"{'.'.join(names) or 'the request'}: {what}"

@@ -1,7 +1,7 @@
 """A log line is one JSON object, so that a machine need not parse a sentence.
 
     {"time": "2026-11-23T01:02:03.456Z", "level": "WARNING", "source": "server", "stream": "4f0c",
-     "rank": 1, "message": "session 4f0c: rank 1 was ended by SIGKILL"}
+     "rank": 1, "message": "session 4f0c: rank 1 was killed (SIGKILL)"}
 
 `stream` is the session's id; `chunk`, `epoch` and `rank` are there where a line is about one.
 """

@@ -91,6 +91,10 @@ class RankReady:
     resumed: bool
     """Whether chunks from there on, where the server has them, are made again."""
     broken_on_purpose: str = ""
+    resting_bias: float = 1.0
+    """How much past chunks weigh before a command says otherwise."""
+    prompt_words: tuple[str, ...] = ()
+    """All that a prompt may name; empty where it may be any text."""
     applied: tuple[Applied, ...] = ()
     retractions: tuple[Retraction, ...] = ()
 

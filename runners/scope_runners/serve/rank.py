@@ -148,6 +148,8 @@ def _ready(session: StreamSession) -> RankReady:
         next_chunk=session.resumed_at_chunk or 0,
         resumed=session.resumed is not None,
         broken_on_purpose=session.broken_on_purpose,
+        resting_bias=setup.kv_cache_attention_bias,
+        prompt_words=setup.model.prompt_words,
         applied=tuple(
             Applied(command_id=name, chunk_index=each.chunk_index, cache_epoch=each.cache_epoch)
             for name, each in session.applied.items()

@@ -25,7 +25,6 @@ from scope_runners.serve.messages import (
 from scope_runners.serve.outbox import Outbox
 from scope_runners.serve.receipt_book import ReceiptBook
 from scope_runners.serve.receipts import command_of
-from scope_runners.serve.session_states import SessionState
 from scope_runners.serve.session_status import SessionStatus
 from scope_runners.serve.taken_chunks import TakenChunks
 from scope_runners.serve.wire import Connection
@@ -83,14 +82,16 @@ class Rank0End:
                     self._outbox = status.ready = None
                     self._stage.suspend()
                     if not status.is_over and not status.is_ending:
-                        status.become(SessionState.RECOVERING, self._why_it_is_gone())
+                        self._recover()
 
-    def _why_it_is_gone(self) -> str:
+    def _recover(self) -> None:
         rewinds = (r for r in self._receipts.to_send() if r.kind is CommandKind.REWIND)
         wanted = next((receipt.fields["chunk_index"] for receipt in rewinds), None)
         if wanted is not None:
-            return f"rewinding to chunk {wanted}: its ranks start again"
-        return self._status.failure or "rank 0 is gone; it starts again"
+            why = f"rewinding to chunk {wanted}: its ranks start again"
+            self._status.recover(why, is_asked_for=True)
+        else:
+            self._status.recover(self._status.failure or "rank 0 is gone; it starts again")
 
     def _said(self, outbox: Outbox, message: Message, body: bytearray) -> None:
         match message:
@@ -123,6 +124,7 @@ class Rank0End:
                 outbox.put(command_of(receipt))
             self._stage.open(ready, next_chunk=max(ready.next_chunk, last + 1))
             status.failure = ""
+            status.ranks_are_ready()
             if status.is_ending:  # it came back with what it had made
                 self._stage.suspend()
             else:
@@ -152,5 +154,6 @@ class Rank0End:
             is_new = self._taken.add(header.chunk_index, header.cache_epoch)
             outbox.put(Taken(num_taken=len(self._taken)))
             if is_new:
+                self._status.chunk_came(header.chunk_index)
                 self._stage.take(header, np.frombuffer(body, dtype=np.uint8).reshape(shape))
                 self._status.look_at_speed()

@@ -11,6 +11,7 @@ from scope_runners.serve.live_stage import LiveStage
 from scope_runners.serve.measurements import Measurements
 from scope_runners.serve.messages import RankEvent, RankReady, RankState
 from scope_runners.serve.receipt_book import ReceiptBook
+from scope_runners.serve.recoveries import Recoveries
 from scope_runners.serve.session_record import SessionRecord
 from scope_runners.serve.session_states import SessionState
 from scope_runners.serve.session_view import SessionView, told_of
@@ -45,6 +46,7 @@ class SessionStatus:
         """What rank0 said; None while it is not there."""
         self._ranks: dict[int, RankEvent] = {}
         self._retractions: list[Retraction] = []
+        self._recoveries = Recoveries()
 
     @property
     def prompt(self) -> str:
@@ -77,6 +79,7 @@ class SessionStatus:
                 newest=self._taken.last,
                 is_paused=self.is_paused,
                 retractions=tuple(self._retractions),
+                recoveries=self._recoveries.all,
             )
         return view.told(self._stage)
 
@@ -101,7 +104,25 @@ class SessionStatus:
         detail = _how_it_is(event)
         self._events.publish("rank", rank=event.rank, state=str(event.state), detail=detail)
         if is_lost and event.code != BAD_INPUT:  # of which no start follows
-            self.become(SessionState.RECOVERING, f"{detail}; all ranks start again")
+            self.recover(f"{detail}; all ranks start again", is_of_rank=True)
+
+    def recover(self, why: str, *, is_of_rank: bool = False, is_asked_for: bool = False) -> None:
+        """Say that pictures wait for ranks, and why: of a loss its first cause."""
+        with self.lock:
+            why = self._recoveries.lost(why, is_of_rank=is_of_rank, is_asked_for=is_asked_for)
+            if (self.state, self.detail) != (SessionState.RECOVERING, why):
+                self.become(SessionState.RECOVERING, why)
+
+    def ranks_are_ready(self) -> None:
+        """What is lost from here on has a cause of its own."""
+        with self.lock:
+            self._recoveries.ready()
+
+    def chunk_came(self, chunk_index: int) -> None:
+        """A new one; by the first after a loss that loss is over."""
+        with self.lock:
+            if self._recoveries.came(chunk_index):
+                self.become(self.state, self.detail)
 
     def retract(self, *retractions: Retraction) -> None:
         """Chunks that were given were wrong; each is told once."""
@@ -121,5 +142,7 @@ def _how_it_is(event: RankEvent) -> str:
     if event.state is RankState.RUNNING:
         return f"rank {event.rank} runs"
     if event.code < 0:
-        return f"rank {event.rank} was ended by {signal.Signals(-event.code).name}"
+        name = signal.Signals(-event.code).name
+        was = "killed" if name == "SIGKILL" else "ended"
+        return f"rank {event.rank} was {was} ({name})"
     return f"rank {event.rank} ended with {event.code}"

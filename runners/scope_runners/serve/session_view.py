@@ -1,11 +1,12 @@
 """What a client is told of a session, as JSON has it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from scope_contracts.retraction import Retraction
 from scope_runners.serve.live_stage import LiveStage
 from scope_runners.serve.messages import RankEvent, RankReady
+from scope_runners.serve.recoveries import Recovery
 from scope_runners.serve.session_record import SessionRecord
 from scope_runners.serve.session_states import SessionState
 
@@ -25,6 +26,7 @@ class SessionView:
     """Index and epoch of the newest chunk."""
     is_paused: bool
     retractions: tuple[Retraction, ...]
+    recoveries: tuple[Recovery, ...]
 
     def told(self, stage: LiveStage) -> dict[str, Any]:
         """With what `stage` shows."""
@@ -52,14 +54,24 @@ class SessionView:
             "recording": hub.recording if hub is not None else None,
             "recordings": hub.recordings() if hub is not None else [],
             "retractions": [told_of(each) for each in self.retractions],
+            "recoveries": [asdict(each) for each in self.recoveries],
             "urls": _urls(self.record.id),
         }
 
     def _of_rank0(self) -> dict[str, Any]:
         ready = self.ready
         if ready is None:
-            unknown = ("fps", "width", "height", "plan", "tp", "world_size", "chunk_s")
-            return dict.fromkeys(unknown) | {"broken_on_purpose": ""}
+            unknown = (
+                "fps",
+                "width",
+                "height",
+                "plan",
+                "tp",
+                "world_size",
+                "chunk_s",
+                "resting_bias",
+            )
+            return dict.fromkeys(unknown) | {"broken_on_purpose": "", "prompt_words": []}
         return {
             "fps": ready.fps,
             "width": ready.width,
@@ -69,6 +81,8 @@ class SessionView:
             "world_size": ready.world_size,
             "chunk_s": ready.chunk_frames / ready.fps,
             "broken_on_purpose": ready.broken_on_purpose,
+            "resting_bias": ready.resting_bias,
+            "prompt_words": list(ready.prompt_words),
         }
 
 

@@ -178,6 +178,15 @@ class Sessions:
         self._listener.close()
         os.close(self._folder_lock)
 
+    def why_no_more(self) -> str:
+        """Why no session can be begun now; "" where one can."""
+        try:
+            with self._lock:
+                self._check_room()
+        except TooManySessionsError as error:
+            return str(error)
+        return ""
+
     def _check_room(self) -> None:
         ended = {k for k, each in self._sessions.items() if each.state in _OVER}
         num_live = len((self._sessions.keys() - ended) | self._being_made)

@@ -7,10 +7,12 @@ import { History } from "./history.js";
 import { Measures } from "./measures.js";
 import { Player } from "./player.js";
 import { SessionPage } from "./session_page.js";
+import { Room } from "./room.js";
 import { Shortcuts } from "./shortcuts.js";
 import { Strip } from "./strip.js";
 import { Timeline } from "./timeline.js";
 import { VideoIn } from "./video_in.js";
+import { Words } from "./words.js";
 
 let session = null;
 const backoff = new Backoff();
@@ -34,6 +36,8 @@ function soft() {
 }
 
 new Timeline({ give, soft });
+const words = new Words();
+const room = new Room();
 const videoIn = new VideoIn(() => session?.id ?? null);
 
 /* ---- which session ---- */
@@ -48,7 +52,7 @@ function open(id) {
   address.searchParams.set("session", id);
   address.hash = "";
   window.history.replaceState(null, "", address);
-  session = new SessionPage(id, { player, banners, history, strip, measures, videoIn }, { gone, again: start });
+  session = new SessionPage(id, { player, banners, history, strip, measures, videoIn, words, room }, { gone, again: start });
   choices();
 }
 
@@ -146,6 +150,7 @@ function toggleRecording() {
 function chosenChunk() {
   const { value } = byId("chunk");
   if (value !== "") return Number(value);
+  byId("receipt").dataset.state = "refused";
   setText(byId("receipt"), "Choose a chunk first: in the strip of pictures, or by its number.");
   byId("chunk").focus();
   return null;
@@ -154,12 +159,14 @@ function chosenChunk() {
 async function fork() {
   const chunk_index = chosenChunk();
   if (chunk_index === null || !session) return;
+  const parent = session;
   try {
-    const view = await call("POST", sessionPath(session.id, "/fork"), { chunk_index });
+    const view = await call("POST", sessionPath(parent.id, "/fork"), { chunk_index });
     open(view.id);
   } catch (error) {
-    setText(byId("receipt"), error instanceof NoAnswer ? "The server does not answer; try again." : error.message);
+    parent.refused("fork", { chunk_index }, error instanceof NoAnswer ? "The server does not answer; try again." : error.message);
   }
+  room.look();
 }
 
 byId("pause").onclick = togglePause;

@@ -1,4 +1,4 @@
-/** Invariant: one line a command id, newest first; a line says the last thing known of its command. */
+/** Invariant: one line a command id or recovery, newest first; a line says the last thing known of its command. */
 import { byId, isKnown, make, seconds, setText } from "./dom.js";
 
 const MOST_LINES = 200;
@@ -16,6 +16,8 @@ export function asked({ kind, fields = {} }) {
     case "hard_cut": return "hard cut";
     case "bias":
     case "seed": return `${kind} ${valueOf({ kind, fields })}`;
+    case "fork": return `fork from chunk ${fields.chunk_index}`;
+    case "loss": return fields.why;
     case "rewind": return `rewind to chunk ${fields.chunk_index}`;
     case "record_start": return "recording started";
     case "record_stop": return "recording stopped";
@@ -30,11 +32,14 @@ export function became(receipt) {
   if (state === "refused") return receipt.error || "refused";
   if (state === "superseded") return "replaced by a newer one";
   if (state === "pending") return isKnown(planned) ? `scheduled for chunk ${planned}` : "accepted";
+  if (receipt.kind === "loss") return `pictures again after ${seconds(1000 * receipt.after_s)}, from chunk ${chunk}`;
   if (HERE.has(receipt.kind)) return `at chunk ${chunk}`;
   if (latency === null || latency === undefined) return `takes effect at chunk ${chunk}`;
   // A scheduled one was not meant to be quick.
   return isKnown(planned) ? `chunk ${chunk}, on screen` : `chunk ${chunk}, on screen after ${seconds(latency)}`;
 }
+
+const clock = (at) => new Date(1000 * at).toLocaleTimeString([], { hour12: false });
 
 export class History {
   /** `chosen(text)`: the person wants an earlier prompt again. */
@@ -60,11 +65,20 @@ export class History {
     return rank(receipt) < rank(known);
   }
 
+  /** A recovery of the server's list: one line, as of a command. */
+  recovered({ why, lost_at, after_s, chunk_index }) {
+    const [cause] = why.split(";");
+    const fields = { why: `${clock(lost_at)} ${cause}` };
+    this.take({ id: `loss ${lost_at}`, kind: "loss", state: "applied", posted_at: lost_at, fields, after_s, chunk_index });
+  }
+
   add(receipt) {
     const line = make("li", {}, make("div", { className: "asked" }), make("div", { className: "became" }));
     this.receipts.set(receipt.id, { receipt, line });
     this.fill(line, receipt);
-    this.list.prepend(line);
+    line.dataset.at = receipt.posted_at;
+    const older = [...this.list.children].find((other) => Number(other.dataset.at) <= receipt.posted_at);
+    this.list.insertBefore(line, older ?? null);
     this.empty.hidden = true;
     while (this.list.children.length > MOST_LINES) this.list.lastElementChild.remove();
     if (this.receipts.size > MOST_LINES) this.receipts.delete(this.receipts.keys().next().value);

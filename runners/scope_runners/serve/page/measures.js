@@ -8,10 +8,16 @@ function percent(share) {
   return known(share) ? `${Math.round(share * 100)} %` : "–";
 }
 
+/** Counts with their causes; those of 0 are left out. */
+function causes(counts) {
+  if (!counts.some(([count]) => known(count))) return "–";
+  return counts.filter(([count]) => count).map(([count, cause]) => `${count} ${cause}`).join(", ") || "none";
+}
+
 export class Measures {
   constructor() {
     this.rate = new LineChart("Frames per second", ["main"]);
-    this.stages = new StageChart("Stages, p50 / p95 in ms");
+    this.stages = new StageChart("Stages, p50 / p95 ms");
     this.latency = new LineChart("Prompt to picture", ["main", "second"], { floor: 100 });
     this.fill = new LineChart("KV cache", ["main"], { top: 1.05 });
     this.epoch = new LineChart("Epoch", ["main"], { floor: 2, stepped: true });
@@ -33,7 +39,7 @@ export class Measures {
     this.fill.add([stats.cache_fill], percent(stats.cache_fill) + size);
     this.epoch.add([stats.cache_epoch], known(stats.cache_epoch) ? `${stats.cache_epoch}` : "–");
     const { hard_cut: cut, slow_viewer: viewer, encoder } = drops;
-    this.drops.add([cut, viewer, encoder], `${cut ?? "–"} cut, ${viewer ?? "–"} viewer, ${encoder ?? "–"} encoder`);
+    this.drops.add([cut, viewer, encoder], causes([[cut, "by cuts"], [viewer, "by viewers"], [encoder, "by encoder"]]));
     const told = { good: "good", bad: "bad" }[stats.parity] ?? "unknown";
     const lost = [[stats.recoveries, "recovered"], [stats.retracted_chunks, "retracted"]];
     this.parity.add(told, [told, ...lost.filter(([count]) => count).map(([count, name]) => `${count} ${name}`)].join(", "));

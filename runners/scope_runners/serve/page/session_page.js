@@ -32,9 +32,9 @@ function told(state, detail) {
 }
 
 export class SessionPage {
-  /** `parts`: player, banners, history, strip, measures, videoIn; `gone(id, error)` where the server has no such session. */
+  /** `parts`: player, banners, history, strip, measures, videoIn, words, room; `gone(id, error)` where the server has no such session. */
   constructor(id, parts, { gone, again }) {
-    Object.assign(this, { id, ...parts, gone, again, view: null, toldRetractions: null, watched: null, leaseTimer: 0, closed: false });
+    Object.assign(this, { id, ...parts, gone, again, view: null, toldRetractions: null, watched: null, leaseTimer: 0, closed: false, biasKnown: false });
     this.outbox = new Outbox(id, (receipt) => this.receipt(receipt));
     this.link = new EventLink(id, {
       heard: (event) => this.heard(event), linked: () => this.linked(), lost: (code, reason) => this.lost(code, reason),
@@ -45,6 +45,12 @@ export class SessionPage {
   give(command) {
     this.watched = newId();
     this.outbox.give(command, this.watched);
+  }
+
+  /** What the server refused beside its commands: told and kept as theirs are. */
+  refused(kind, fields, error) {
+    this.watched = newId();
+    this.receipt({ id: this.watched, kind, fields, state: "refused", error, posted_at: Date.now() / 1000 });
   }
 
   get paused() {
@@ -108,6 +114,9 @@ export class SessionPage {
     else this.player.halt();
     if (!FLOWING.has(state)) this.player.settle();
     this.videoIn.show(view.input);
+    this.words.know(view.prompt_words);
+    setText(byId("now"), view.prompt);
+    for (const recovery of view.recoveries) this.history.recovered(recovery);
     this.lookBack(view.retractions);
     this.lease(view.lease_s);
   }
@@ -123,13 +132,22 @@ export class SessionPage {
     showRecordings(view.recordings, (name) => sessionPath(this.id, `/recordings/${encodeURIComponent(name)}`));
     const ended = ENDED.has(view.state);
     for (const id of ["pause", "cut", "record", "send", "rewind"]) byId(id).disabled = ended;
+    this.room.of(ended);
+    if (!this.biasKnown && isKnown(view.resting_bias)) this.bias(view.resting_bias);
+  }
+
+  bias(value) {
+    this.biasKnown = true;
+    byId("bias").value = value;
+    setText(byId("bias-value"), Number(value).toFixed(2));
   }
 
   chunk(event) {
-    const { chunk_index, cache_epoch } = event;
+    const { chunk_index, cache_epoch, prompt } = event;
     this.strip.add(event);
     if (this.view === null) return;
     Object.assign(this.view, { chunk_index, cache_epoch });
+    setText(byId("now"), prompt);
     if (FLOWING.has(this.view.state)) this.player.due();
     byId("chunk").placeholder = String(chunk_index);
     this.chip();
@@ -150,10 +168,7 @@ export class SessionPage {
   receipt(receipt) {
     if (this.closed) return;
     const latest = this.history.take(receipt);
-    if (latest.kind === "bias" && latest.state === "applied") {
-      byId("bias").value = valueOf(latest);
-      setText(byId("bias-value"), Number(valueOf(latest)).toFixed(2));
-    }
+    if (latest.kind === "bias" && latest.state === "applied") this.bias(valueOf(latest));
     if (latest.id !== this.watched) return;
     const place = byId("receipt");
     place.dataset.state = latest.state;

@@ -1,4 +1,5 @@
-/** Invariant: one cell a chunk shown, in order of showing; a retracted chunk stays visible as retracted. */
+/** Invariant: one cell a chunk shown, in order of showing; a retracted chunk stays visible as retracted,
+ *  and one that a rewind or a recovery undid goes with the chunk that takes its place. */
 import { byId, make } from "./dom.js";
 
 const MOST_CELLS = 160;
@@ -26,6 +27,7 @@ export class Strip {
       "aria-label": `chunk ${chunk}, epoch ${epoch}: ${prompt}`, "aria-selected": "false" }, canvas);
     Object.assign(cell.dataset, { chunk, epoch, prompt });
     cell.classList.toggle("cut", before !== undefined && (before.epoch !== String(epoch) || Number(before.chunk) >= chunk));
+    this.undo(chunk);
     cell.classList.toggle("turn", before !== undefined && before.prompt !== prompt);
     this.draw(canvas);
     this.cells.push(cell);
@@ -33,6 +35,16 @@ export class Strip {
     this.place.append(cell);
     if (this.cells.length > MOST_CELLS) this.cells.shift().remove();
     if (atEnd) this.place.scrollLeft = this.place.scrollWidth;
+  }
+
+  /** The stream continues with `chunk`: what it showed of it and of later ones is no longer part of it. */
+  undo(chunk) {
+    const isUndone = (cell) => Number(cell.dataset.chunk) >= chunk && !cell.classList.contains("retracted");
+    for (const cell of this.cells.filter(isUndone)) {
+      if (cell === this.selected) this.selected = null;
+      cell.remove();
+    }
+    this.cells = this.cells.filter((cell) => !isUndone(cell));
   }
 
   draw(canvas) {

@@ -62,7 +62,7 @@ export class Timeline {
 
   run() {
     const entries = this.written();
-    if (!entries.length) return this.say("Add a prompt first.");
+    if (!entries.length) return this.say("Nothing to schedule yet: press Add, and write a prompt into the new line.");
     for (const entry of entries) this.give({ kind: "prompt", ...entry });
     this.say(`${entries.length} ${entries.length === 1 ? "prompt" : "prompts"} given; the chunks count from now.`);
   }
