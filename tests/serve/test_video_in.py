@@ -18,6 +18,7 @@ from PIL import Image
 from scope_contracts.errors import UserInputError
 from scope_rt.control.motion_noise import MotionNoise
 from scope_runners.serve.given_video import NOTHING, GivenVideo
+from scope_runners.serve.media import video_in
 from scope_runners.serve.media.newest_frames import NewestFrames
 from scope_runners.serve.media.video_in import CameraSource, FileSource
 from scope_runners.serve.messages import RankReady
@@ -317,3 +318,24 @@ def test_a_camera_that_is_taken_away_is_told_to_stop() -> None:
         return state
 
     assert asyncio.run(send()) == "closed"
+
+
+def test_a_camera_that_never_connects_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(video_in, "CONNECT_S", 0.2)
+
+    async def offer() -> None:
+        peer, ended = RTCPeerConnection(), asyncio.Event()
+        peer.addTransceiver(Camera(), direction="sendonly")
+        await peer.setLocalDescription(await peer.createOffer())
+        frames = NewestFrames(fps=16, width=64, height=48, most=4)
+        source = CameraSource(frames, on_end=lambda source: ended.set())
+        await source.answer(peer.localDescription.sdp, RTCConfiguration(iceServers=[]))
+        await peer.close()  # the answer is never applied
+        async with asyncio.timeout(BOUND_S):
+            await ended.wait()
+        source.close()
+        await asyncio.sleep(0)
+        assert source._leaving is not None
+        await source._leaving
+
+    asyncio.run(offer())

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -50,10 +49,12 @@ class _Report:
             session_id,
             on_connected=self._tell_all,
             on_message=self._obey,
-            on_lost=_end_group,
-            on_failed=lambda error: _end_group(),
+            on_lost=self._end_group,
+            on_failed=lambda error: self._end_group(),
             role=Role.LAUNCHER,
         )
+        self.has_to_end = threading.Event()
+        """Whether the server asked for the end, or is gone for good."""
         self._server.start()
 
     def see(self, attempt: int, event: Event) -> None:
@@ -86,12 +87,11 @@ class _Report:
     def _obey(self, connection: Connection, message: Message, body: bytearray) -> None:
         if not isinstance(message, End):
             raise LinkError(f"a server does not send {type(message).__name__} to a launcher")
-        _end_group()
+        self._end_group()
 
-
-def _end_group() -> None:
-    """As if a person asked for it: rank0 ends the stream in order."""
-    with suppress(ProcessLookupError):
+    def _end_group(self) -> None:
+        """As if a person asked for it: rank0 ends the stream in order."""
+        self.has_to_end.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -117,8 +117,8 @@ def _run(files: SessionFiles) -> int:
             heartbeat_timeout_s=config.mesh.heartbeat_timeout_s,
             chunk_timeout_s=config.mesh.group_timeout_s,
         )
-        if code or files.rewind() is None:
-            break
+        if code or files.rewind() is None or report.has_to_end.is_set():
+            break  # who serves the session next rewinds it
         _LOG.info("the ranks start again, to rewind the stream")
     report.ended(code)
     os.close(lock)

@@ -161,6 +161,20 @@ def test_a_full_disk_ends_the_recording_with_what_to_do_and_leaves_what_fitted(
     assert recorded.end_of("next")["state"] == "finished"
 
 
+def test_a_bug_ends_the_recording_and_does_not_let_it_run_on_unwritten(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Recording, frame: PlayedFrame) -> None:
+        raise ZeroDivisionError("by a bug")
+
+    monkeypatch.setattr(Recording, "_write", broken)
+    recorded.hub.start_recording("broken")
+    recorded.show(1)
+    end = recorded.end_of("broken")
+    assert (end["state"], recorded.hub.recording) == ("failed", None)
+    assert "ZeroDivisionError: by a bug" in end["detail"]
+
+
 @pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "a" * 65, "a b", "null\0", "a.mp4"])
 def test_a_name_that_could_be_a_path_is_refused_by_sentence(recorded: Recorded, name: str) -> None:
     with pytest.raises(UserInputError, match="letters, digits"):

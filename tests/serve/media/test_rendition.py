@@ -162,7 +162,7 @@ def test_an_encoder_that_is_too_slow_loses_frames_and_holds_nobody_up(
     rendition.close()
 
 
-def test_a_codec_that_cannot_be_encoded_here_is_tried_again_for_the_next_viewer(
+def test_a_codec_that_cannot_be_encoded_here_is_tried_again_while_anybody_watches(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     create = av.CodecContext.create
@@ -172,15 +172,40 @@ def test_a_codec_that_cannot_be_encoded_here_is_tried_again_for_the_next_viewer(
 
     rendition = rendition_of(Codec.VP8)
     got: list[Encoded] = []
+    monkeypatch.setattr(rendition_module, "AGAIN_S", 0.05)
     monkeypatch.setattr(av.CodecContext, "create", lacking)
     rendition.join(got.append)
     until(lambda: "cannot be encoded here" in caplog.text, what="what is said of it")
-    until(lambda: not encoder_threads(), what="its thread's end")
-    rendition.show(played(RED, 0))
+    assert encoder_threads()
     monkeypatch.setattr(av.CodecContext, "create", create)
-    rendition.join(got.append)
+    rendition.show(played(RED, 0))
+    until(lambda: len(got) == 1, what="a packet")
+    monkeypatch.setattr(av.CodecContext, "create", lacking)
+    rendition.leave(got.append)
     rendition.show(played(RED, 1))
-    until(lambda: len(got) == 2, what="a packet for each of both")
+    until(lambda: not encoder_threads(), what="its thread's end")
+    rendition.close()
+
+
+def test_viewers_of_an_encoder_that_fails_go_on_at_the_next_ones_keyframe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encode, num_failures = VideoEncoder.encode, iter(range(100))
+
+    def failing(self: VideoEncoder, *arguments: object, as_key: bool) -> Encoded | None:
+        if next(num_failures) == 2:
+            raise AssertionError("by a bug")
+        return encode(self, *arguments, as_key=as_key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rendition_module, "AGAIN_S", 0.05)
+    monkeypatch.setattr(VideoEncoder, "encode", failing)
+    got: list[Encoded] = []
+    rendition = rendition_of(Codec.H264)
+    rendition.join(got.append)
+    for number in range(5):
+        rendition.show(played(RED, number))
+    until(lambda: len(got) == 4, what="all frames but the one that failed")
+    assert [each.is_key for each in got] == [True, False, True, False]
     rendition.close()
 
 

@@ -173,7 +173,7 @@ def bad_offers(offer: str, of_sound: str) -> list[bytes]:
 def test_a_viewer_beyond_the_limit_is_refused_and_one_that_never_comes_makes_room(
     served: ShownServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webrtc, "_CONNECT_S", 1.0)
+    monkeypatch.setattr(webrtc, "CONNECT_S", 1.0)
 
     async def ask() -> None:
         async with WhepClient(served) as client:

@@ -9,6 +9,8 @@ from aiortc import RTCPeerConnection, RTCSessionDescription
 
 from scope_contracts.errors import ScopeError, UserInputError
 
+CONNECT_S = 20.0
+"""Within this a peer that was answered must have connected."""
 _CLOSE_S = 5.0
 _LOG = logging.getLogger(__name__)
 

@@ -133,7 +133,10 @@ class Recording:
             self._container.close()
         except (av.FFmpegError, OSError) as error:
             why = f"it cannot be written ({error}); {remedy(error)}"
-            self.stop()
+        except Exception as error:  # noqa: BLE001 - it would run on without its thread
+            _LOG.exception("the recording %s", self.name)
+            why = f"it cannot be made ({type(error).__name__}: {error}); start another"
+        self.stop()
         self._on_end(self, why or self._why)
 
     def _next(self) -> PlayedFrame | None:

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
 
-import av
-
 from scope_runners.serve.media.encoder import Codec, Encoded, VideoEncoder, jpeg_of
 from scope_runners.serve.media.frame import PlayedFrame
 
 KEYFRAME_EVERY_S = 1.0
 """However many viewers ask, no more often."""
+AGAIN_S = 1.0
+"""After an encoder that failed; its viewers stay, and go on at the next one's keyframe."""
 MOST_WAITING = 8
 """Frames for an encoder that is slower than they come; the oldest are dropped."""
 _LOG = logging.getLogger(__name__)
@@ -105,21 +105,31 @@ class Rendition:
             thread.join(5.0)
 
     def _run(self) -> None:
-        try:
-            encode = self._encoder()
-            while (job := self._next()) is not None:
-                frame, takers, as_key = job
-                start_s = time.perf_counter()
-                encoded = encode(frame, as_key)
-                with self._changed:
-                    self._encode_ms.append((time.perf_counter() - start_s) * 1e3)
-                if encoded is not None:
-                    for taker in takers:
-                        taker(encoded)
-        except (av.FFmpegError, ValueError) as error:
-            _LOG.error("%s cannot be encoded here: %s", self.codec, error)
+        said = ""
+        while True:
+            try:
+                self._encode_all()
+                return
+            except Exception as error:  # noqa: BLE001 - every viewer would freeze
+                if repr(error) != said:
+                    said = repr(error)
+                    _LOG.error("%s cannot be encoded here: %s", self.codec, said, exc_info=error)
             with self._changed:
-                self._thread = None
+                self._requests.ask()
+                self._changed.wait_for(lambda: self._has_ended, AGAIN_S)
+
+    def _encode_all(self) -> None:
+        """Until nobody watches."""
+        encode = self._encoder()
+        while (job := self._next()) is not None:
+            frame, takers, as_key = job
+            start_s = time.perf_counter()
+            encoded = encode(frame, as_key)
+            with self._changed:
+                self._encode_ms.append((time.perf_counter() - start_s) * 1e3)
+            if encoded is not None:
+                for taker in takers:
+                    taker(encoded)
 
     def _next(self) -> tuple[PlayedFrame, list[Callable[[Encoded], None]], bool] | None:
         with self._changed:

@@ -17,7 +17,12 @@ from av.container import InputContainer
 from numpy.typing import NDArray
 
 from scope_contracts.errors import UserInputError
-from scope_runners.serve.media.negotiation import apply_offer, close_peer, negotiating
+from scope_runners.serve.media.negotiation import (
+    CONNECT_S,
+    apply_offer,
+    close_peer,
+    negotiating,
+)
 from scope_runners.serve.media.newest_frames import NewestFrames
 
 _FORMATS = (
@@ -84,8 +89,8 @@ class FileSource:
         try:
             while self._play_once() > 1:  # a single picture is there already
                 continue
-        except (av.FFmpegError, OSError, ValueError) as error:
-            _LOG.warning("video input %s ends: %s", self.name, error)
+        except Exception as error:  # noqa: BLE001 - its last pictures stay
+            _LOG.warning("video input %s stands still: %s", self.name, error)
 
     def _play_once(self) -> int:
         """From the first picture to the last; returns how many, 0 at the end of all."""
@@ -126,6 +131,7 @@ class CameraSource:
         self._loop = asyncio.get_running_loop()
         self._leaving: asyncio.Task[None] | None = None
         self._peer: RTCPeerConnection | None = None
+        self._connected = asyncio.Event()
         self._reader: Any = None
 
     async def answer(self, offer: str, configuration: RTCConfiguration) -> str:
@@ -140,7 +146,10 @@ class CameraSource:
 
         @peer.on("connectionstatechange")
         async def changed() -> None:
-            if peer.connectionState in ("failed", "closed"):
+            if peer.connectionState == "connected":
+                self._connected.set()
+            elif peer.connectionState in ("failed", "closed"):
+                self._connected.set()
                 self._on_end(self)
 
         async with negotiating(peer):
@@ -173,6 +182,12 @@ class CameraSource:
             await close_peer(self._peer)
 
     async def _read(self, track: Any) -> None:
+        try:
+            await asyncio.wait_for(self._connected.wait(), CONNECT_S)
+        except TimeoutError:
+            _LOG.info("the camera has not connected within %g s", CONNECT_S)
+            self._on_end(self)
+            return
         with contextlib.suppress(MediaStreamError):
             while True:
                 picture = await track.recv()

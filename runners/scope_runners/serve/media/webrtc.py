@@ -22,12 +22,15 @@ from aiortc.mediastreams import MediaStreamError, MediaStreamTrack
 from scope_contracts.errors import UserInputError
 from scope_runners.serve.media.encoder import CLOCK, Codec
 from scope_runners.serve.media.hub import MediaHub
-from scope_runners.serve.media.negotiation import apply_offer, close_peer, negotiating
+from scope_runners.serve.media.negotiation import (
+    CONNECT_S,
+    apply_offer,
+    close_peer,
+    negotiating,
+)
 from scope_runners.serve.media.viewer import Viewer
 from scope_runners.serve.settings import IceServer
 
-_CONNECT_S = 20.0
-"""Within this a viewer that was answered must have connected."""
 _CODECS = {"video/H264": Codec.H264, "video/VP8": Codec.VP8}
 _LOG = logging.getLogger(__name__)
 
@@ -121,9 +124,9 @@ class Peers:
 
         async def bound() -> None:
             try:
-                await asyncio.wait_for(connected.wait(), _CONNECT_S)
+                await asyncio.wait_for(connected.wait(), CONNECT_S)
             except TimeoutError:
-                _LOG.info("viewer %s has not connected within %g s", name, _CONNECT_S)
+                _LOG.info("viewer %s has not connected within %g s", name, CONNECT_S)
                 viewer.leave()
                 await self.close(name)
 

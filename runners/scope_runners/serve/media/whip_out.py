@@ -16,14 +16,13 @@ from aiortc import (
 )
 
 from scope_runners.serve.media.hub import MediaHub
-from scope_runners.serve.media.negotiation import close_peer
+from scope_runners.serve.media.negotiation import CONNECT_S, close_peer
 from scope_runners.serve.media.publish_errors import PublishError, RefusedError
 from scope_runners.serve.media.publish_target import Target
 from scope_runners.serve.media.viewer import Viewer
 from scope_runners.serve.media.webrtc import RenditionTrack, codec_of, prefer_ours, use_requests
 
 _ANSWER_S = 15.0
-_CONNECT_S = 20.0
 _END_S = 3.0
 _MOST_ANSWER = 2**18
 _GONE = "the endpoint's WebRTC peer is gone"
@@ -56,7 +55,7 @@ async def send_by_whip(
             await peer.setLocalDescription(await peer.createOffer())
             answer, resource = await endpoint.offer(peer.localDescription.sdp)
             await _take(peer, answer)
-            await _until(states, "connected", within_s=_CONNECT_S)
+            await _until(states, "connected", within_s=CONNECT_S)
             viewer = _joined(transceiver, hub)
             track.watch(viewer)
             on_live()
