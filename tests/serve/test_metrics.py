@@ -50,6 +50,8 @@ def test_every_figure_of_a_session_is_told_with_its_id() -> None:
     assert of(values, "scope_viewers", session="4f0c") == 3
     assert of(values, "scope_cache_bytes", session="4f0c") == 3 * 2**20
     assert of(values, "scope_encode_seconds", session="4f0c", quantile="0.95") == 0.004
+    assert of(values, "scope_publications", session="4f0c", state="live") == 2
+    assert of(values, "scope_publications", session="4f0c", state="retrying") == 1
     assert of(values, "scope_sessions", state="live") == 2
     assert of(values, "scope_sessions", state="failed") == 0
     assert of(values, "scope_session_info", session="4f0c", plan="pp1", tp="1") == 1

@@ -26,6 +26,7 @@ def stats(**changes: Any) -> dict[str, Any]:
         "lead_s": 0.4,
         "drops": {"slow_viewer": 7, "hard_cut": 12},
         "encode_ms": {"p50": 2.0, "p95": 4.0},
+        "publications": [{"state": "live"}, {"state": "retrying"}, {"state": "live"}],
     } | changes
 
 

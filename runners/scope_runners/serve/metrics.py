@@ -4,6 +4,7 @@ A session that is deleted takes its series along, and no label holds a prompt or
 user. Names, labels and meanings are in `runbooks/guides/serving.md`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -103,6 +104,7 @@ class SessionCollector:
         yield from _of_figures(views)
         yield from _of_ranks_and_drops(views)
         yield from _of_encoding(views)
+        yield from _of_publications(views)
         yield from _of_times(sessions)
 
 
@@ -192,6 +194,17 @@ def _of_encoding(views: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
             if of_late.get(name) is not None:
                 encode.add_metric([view["id"], quantile], of_late[name] / 1000)
     yield encode
+
+
+def _of_publications(views: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
+    publications = GaugeMetricFamily(
+        "scope_publications", "To media servers, by state.", labels=["session", "state"]
+    )
+    for view in views:
+        states = Counter(each["state"] for each in view["stats"]["publications"])
+        for state, count in states.items():
+            publications.add_metric([view["id"], state], count)
+    yield publications
 
 
 def _of_times(
