@@ -14,7 +14,7 @@ from scope_runners.exit_codes import BAD_INPUT
 from scope_runners.serve.events import Event, EventLog
 from scope_runners.serve.group_control import GroupControl
 from scope_runners.serve.histogram import HistogramCounts
-from scope_runners.serve.journal import Fact, Journal, JournalError, read_journal, rewrite
+from scope_runners.serve.journal import JournalError
 from scope_runners.serve.live_stage import LiveStage
 from scope_runners.serve.measurements import Measurements
 from scope_runners.serve.media.hub import MediaHub
@@ -27,14 +27,14 @@ from scope_runners.serve.messages import (
     RankEvent,
 )
 from scope_runners.serve.rank0_end import Rank0End
-from scope_runners.serve.receipt_book import MOST_KEPT, ReceiptBook
+from scope_runners.serve.receipt_book import ReceiptBook
 from scope_runners.serve.receipts import OF_RANK0, Receipt, command_of
+from scope_runners.serve.restored_session import RestoredSession, paused
 from scope_runners.serve.session_files import SessionFiles, StreamJob
 from scope_runners.serve.session_record import SessionRecord
 from scope_runners.serve.session_states import SessionState
 from scope_runners.serve.session_status import SessionStatus
 from scope_runners.serve.settings import ServeSettings, check_keeps_latents
-from scope_runners.serve.taken_chunks import TakenChunks
 from scope_runners.serve.wire import Connection
 
 _RUNS = (SessionState.LIVE, SessionState.DEGRADED, SessionState.PAUSED)
@@ -61,16 +61,16 @@ class LiveSession:
         """
         self.record, self.files = record, files
         self._settings, self._clock = settings, clock
-        self.taken = TakenChunks()
-        self._journal, receipts, is_paused = self._restored()
+        restored = RestoredSession.of(files)
+        self._journal, self.taken = restored.journal, restored.taken
         # Above all numbers of an earlier server, for clients that come back.
         first_seq = time.time_ns() // 1000
         self.events = EventLog(
-            first_seq=first_seq + len(receipts), observe=lambda event: observe(record.id, event)
+            first_seq=first_seq + len(restored.receipts),
+            observe=lambda event: observe(record.id, event),
         )
-        self.taken.note_in(self._journal)
         self.receipts = ReceiptBook(self._journal, self._tell_receipt)
-        for seq, fact in enumerate(receipts, start=first_seq):
+        for seq, fact in enumerate(restored.receipts, start=first_seq):
             self.receipts.restore(fact, seq=seq)
         self.receipts.refuse_unobeyed()
         self.measured = Measurements()
@@ -85,7 +85,7 @@ class LiveSession:
             on_error=self.give_up_by,
             clock=clock,
         )
-        self.stage.pause(is_paused=is_paused)
+        self.stage.pause(is_paused=restored.is_paused)
         self._status = SessionStatus(
             record,
             taken=self.taken,
@@ -93,7 +93,7 @@ class LiveSession:
             measured=self.measured,
             stage=self.stage,
             events=self.events,
-            is_paused=is_paused,
+            is_paused=restored.is_paused,
         )
         self._rank0 = Rank0End(
             self._status,
@@ -106,24 +106,6 @@ class LiveSession:
         self._launcher: Connection | None = None
         self._group_code = 0
         self._asked_at_s = clock()
-
-    def _restored(self) -> tuple[Journal, list[dict[str, Any]], bool]:
-        """The journal, written anew with what still matters, the receipts in it, and whether the
-        stream was paused."""
-        path, receipts = self.files.journal, dict[str, Mapping[str, Any]]()
-        is_paused = False
-        for fact in read_journal(path) if path.exists() else ():
-            self.taken.restore(fact)
-            if fact["fact"] == "receipt":
-                receipts[fact["id"]] = fact
-            elif fact["fact"] == "paused":
-                is_paused = fact["is_paused"]
-        answered = [name for name, fact in receipts.items() if fact["state"] != "pending"]
-        for name in answered[: max(0, len(answered) - MOST_KEPT)]:
-            del receipts[name]
-        rewrite(path, [*self.taken.facts, *receipts.values(), _paused(is_paused)])
-        plain = [{k: v for k, v in fact.items() if k != "fact"} for fact in receipts.values()]
-        return Journal(path), plain, is_paused
 
     # What a client sees.
 
@@ -237,7 +219,7 @@ class LiveSession:
         return self.hub
 
     def _pause(self, *, is_paused: bool) -> None:
-        self._journal.append(_paused(is_paused))
+        self._journal.append(paused(is_paused))
         self._status.is_paused = is_paused
         self.stage.pause(is_paused=is_paused)
         if self.state in _RUNS:
@@ -308,7 +290,7 @@ class LiveSession:
         with status.lock:
             is_over = status.is_ending or status.is_over
             if self._journal.is_long and not is_over:
-                self.receipts.shorten([*self.taken.facts, _paused(status.is_paused)])
+                self.receipts.shorten([*self.taken.facts, paused(status.is_paused)])
             if is_over or self._launcher is not None or self.group.runs:
                 return
             self._fail(f"its ranks have ended; see {self.files.group_output}")
@@ -346,7 +328,3 @@ class LiveSession:
 
     def _tell_receipt(self, receipt: Receipt) -> int:
         return self.events.publish("receipt", receipt=receipt.to_plain())
-
-
-def _paused(is_paused: bool) -> Fact:
-    return {"fact": "paused", "is_paused": is_paused}
