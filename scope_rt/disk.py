@@ -32,10 +32,14 @@ class StallError(TimeoutError):
         self.strerror = str(self)
 
 
+def mend(error: BaseException) -> str:
+    """What a person can do about a disk that failed."""
+    return "bring the disk back" if isinstance(error, StallError) else "free disk space"
+
+
 def remedy(error: BaseException) -> str:
-    """What a person can do about a disk that failed, where what is made is kept."""
-    mended = "bring the disk back" if isinstance(error, StallError) else "free disk space"
-    return f"{mended}, then resume (--resume; in Python resume=True)"
+    """The same, where the stream that was made can be resumed."""
+    return f"{mend(error)}, then resume (--resume; in Python resume=True)"
 
 
 def answer(future: Future[T], *, timeout_s: float, worker: "DaemonExecutor | None" = None) -> T:

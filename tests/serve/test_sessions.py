@@ -227,3 +227,21 @@ def test_a_journal_of_another_version_keeps_no_other_session_from_being_continue
         after.open()
         assert [each.record.id for each in after.all()] == [other.record.id]
         after.close()
+
+
+def test_who_asks_for_a_session_as_its_lease_ends_keeps_it(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over, asked = LiveSession.is_over.fget, list[Any]()  # type: ignore[attr-defined]
+
+    def asked_for_meanwhile(session: LiveSession) -> bool:
+        was_over = bool(is_over(session))
+        if was_over and not asked:
+            asked.append(sessions.get(session.record.id))
+        return was_over
+
+    monkeypatch.setattr(LiveSession, "is_over", property(asked_for_meanwhile))
+    session = sessions.create("a", {}, lease_s=2.0)
+    until(lambda: asked, what="the end of its lease")
+    assert asked == [session]
+    until(lambda: sessions.get(session.record.id) is session, what="it in its place")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scope_contracts.errors import ScopeError, UserInputError
-from scope_rt.disk import remedy
+from scope_rt.disk import mend
 from scope_rt.output_file import replacing
 
 _CLOSED = -1
@@ -54,7 +54,7 @@ class Journal:
                 self._num_appended += 1
         except OSError as error:
             raise JournalError(
-                f"cannot write {self.path} ({error.strerror}); {remedy(error)}, and serve the "
+                f"cannot write {self.path} ({error.strerror}); {mend(error)}, and serve the "
                 "folder again"
             ) from error
 

@@ -157,13 +157,15 @@ class Sessions:
     def delete(self, session_id: str) -> bool:
         """End a session for good; blocks for its end. Its recordings stay."""
         session = self._taken_out(session_id)
-        if session is None:
-            return False
+        if session is not None:
+            self._end_for_good(session)
+        return session is not None
+
+    def _end_for_good(self, session: LiveSession) -> None:
         session.give_up("the session was deleted")
         session.end("the session was deleted")
         session.files.forget()
         session.events.close()
-        return True
 
     def close(self) -> None:
         """End all sessions in order, to be continued by the next server of this folder."""
@@ -267,6 +269,17 @@ class Sessions:
             self._sessions = {k: v for k, v in self._sessions.items() if k != session_id}
         return session
 
+    def _taken_out_if_over(self, session: LiveSession) -> bool:
+        """Who asks for it in that moment, by `get`, keeps it."""
+        with self._lock:
+            was_over = session.is_over
+            if not was_over or self._taken_out(session.record.id) is None:
+                return False
+            is_over = session.is_over
+            if not is_over:
+                self._sessions = {**self._sessions, session.record.id: session}
+        return is_over
+
     def _look(self) -> None:
         """End sessions whose lease is over, and tell everyone how theirs runs."""
         while not self._has_ended.wait(_LOOK_S):
@@ -275,6 +288,6 @@ class Sessions:
                     session.look()
                 except Exception:  # noqa: BLE001 - the others are looked after too
                     _LOG.exception("session %s cannot be looked after", session.record.id)
-                if session.is_over:
+                if self._taken_out_if_over(session):
                     _LOG.warning("session %s: its lease is over", session.record.id)
-                    threading.Thread(target=self.delete, args=(session.record.id,)).start()
+                    threading.Thread(target=self._end_for_good, args=(session,)).start()

@@ -17,7 +17,7 @@ from av.video.stream import VideoStream
 
 from scope_contracts.errors import UserInputError
 from scope_contracts.retraction import Retraction
-from scope_rt.disk import remedy
+from scope_rt.disk import mend
 from scope_runners.serve.media.encoder import encoded_size
 from scope_runners.serve.media.frame import PlayedFrame
 
@@ -132,7 +132,7 @@ class Recording:
             self._container.mux(self._stream.encode())
             self._container.close()
         except (av.FFmpegError, OSError) as error:
-            why = f"it cannot be written ({error}); {remedy(error)}"
+            why = f"it cannot be written ({error}); {mend(error)}, and start another"
         except Exception as error:  # noqa: BLE001 - it would run on without its thread
             _LOG.exception("the recording %s", self.name)
             why = f"it cannot be made ({type(error).__name__}: {error}); start another"
