@@ -10,13 +10,15 @@ import pytest
 from scope_contracts.errors import LinkError
 from scope_contracts.retraction import Retraction
 from scope_runners.serve.journal import JournalError
-from scope_runners.serve.messages import Command, CommandKind, Credit, Failed
+from scope_runners.serve.messages import Command, CommandKind, Credit, Failed, Taken
 from scope_runners.serve.outbox import MOST_WAITING, Outbox
 from scope_runners.serve.session import LiveSession
 from scope_runners.serve.wire import Connection
 from tests.serve.lone_session import (
+    BODY,
     BOUND_S,
     READY,
+    header,
     rank0_of,
     serving,
     session_in,
@@ -96,3 +98,15 @@ def test_a_server_that_was_started_again_knows_what_is_retracted(session: LiveSe
     for _ in range(2):
         with rank0_of(session, resumed=False, retractions=(wrong,)):
             assert len(session.view()["retractions"]) == 1
+
+
+def test_ranks_that_start_again_are_a_recovery_and_the_first_of_a_fork_are_none(
+    session: LiveSession,
+) -> None:
+    with rank0_of(session, resumed=True, next_chunk=5) as rank0:
+        assert session.stats()["recoveries"] == 0
+        rank0.send(header(5, BODY), BODY)
+        while not isinstance(rank0.receive()[0], Taken):
+            continue
+    with rank0_of(session, resumed=True, next_chunk=6):
+        assert session.stats()["recoveries"] == 1

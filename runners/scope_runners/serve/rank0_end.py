@@ -114,9 +114,11 @@ class Rank0End:
         with status.lock:
             status.retract(*ready.retractions)
             if ready.resumed:
+                has_begun = self._taken.last[0] >= 0  # a fork has not: what it resumes is another's
                 if self._taken.forget_from(ready.next_chunk):
                     self._stage.forget()
-                self._measured.num_recoveries += not self._answer_rewinds(ready.next_chunk)
+                is_asked_for = self._answer_rewinds(ready.next_chunk)
+                self._measured.num_recoveries += has_begun and not is_asked_for
             status.ready = ready
             num_taken, last = len(self._taken), self._taken.last[0]
             outbox.put(Welcome(num_taken=num_taken, last_taken=last, orphan_s=self._orphan_s))

@@ -27,6 +27,10 @@ def test_a_fork_is_opened_and_the_first_session_goes_on(
     watched.until_it_plays()
     watched.until_it_moves()
     assert watched.chunk >= 2
+    for size in ((390, 844), (1280, 800)):
+        watched.page.set_viewport_size({"width": size[0], "height": size[1]})
+        assert watched.page.is_visible("#session")
+        assert watched.page.evaluate("document.documentElement.scrollWidth") == size[0]
     watched.page.select_option("#session", first.split("=")[1])
     watched.until("the first session", lambda: watched.page.url == first)
     watched.until_it_plays()
