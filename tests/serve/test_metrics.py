@@ -117,6 +117,7 @@ def test_the_guide_lists_the_limits_that_hold() -> None:
         "sessions that have ended and were not deleted": [str(MOST_ENDED)],
         "viewers of a session": [str(settings.max_viewers)],
         "ranks of a session that a client asks for": [str(settings.max_ranks)],
+        "pixels of a picture that a client asks for": [f"{settings.max_pixels:,}"],
         "lead of generation over what is shown": [f"{settings.pace.lead_chunks:g}"],
         "requests of one client": [f"{settings.requests_per_s:g}"],
         "a request's body": [str(settings.max_body_bytes // 2**20), f"{BODY_S:g}"],

@@ -186,6 +186,8 @@ def test_a_malformed_body_is_refused_in_a_sentence(local: IdleServer, body: byte
         ("snapshot", "/tmp/x"),
         ("image", "/etc/hostname"),
         ("tp", 1000),
+        ("height", 4096),
+        ("width", 2**40),
     ],
 )
 def test_a_client_names_no_file_and_takes_no_machine(

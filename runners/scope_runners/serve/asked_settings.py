@@ -16,6 +16,7 @@ def check_asked(asked: Mapping[str, Any], server: ServeSettings) -> None:
     Raises:
         UserInputError: one of them is not a client's to choose.
     """
+    height, width = asked.get("height"), asked.get("width")
     model, recipe, ranks = asked.get("model"), asked.get("recipe"), asked.get("tp")
     if model is not None and model not in server.models:
         raise UserInputError(
@@ -28,4 +29,10 @@ def check_asked(asked: Mapping[str, Any], server: ServeSettings) -> None:
         raise UserInputError(
             f"tp {ranks}: a session may have {server.max_ranks} ranks, rank0 included; start the "
             "server with a larger --max-ranks"
+        )
+    sides = [side for side in (height, width) if isinstance(side, int)]
+    if sides and sides[0] * sides[-1] > server.max_pixels:  # of one side alone, its square
+        raise UserInputError(
+            f"height and width: a picture may have {server.max_pixels} pixels; ask for fewer, or "
+            "start the server with a larger --max-pixels"
         )

@@ -71,6 +71,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--max-ranks", type=positive, default=16, help="of one session (default 16)")
     add(
+        "--max-pixels",
+        type=positive,
+        default=2**21,
+        metavar="PIXELS",
+        help="of a picture that a client asks for (default 2097152: 1920x1088 has fewer)",
+    )
+    add(
         "--lease",
         type=float,
         default=600.0,
@@ -163,6 +170,7 @@ def settings_of(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Se
         max_sessions=namespace.max_sessions,
         max_viewers=namespace.max_viewers,
         max_ranks=namespace.max_ranks,
+        max_pixels=namespace.max_pixels,
         requests_per_s=float(namespace.max_rate),
         lease_s=namespace.lease,
         orphan_s=namespace.orphan_timeout,

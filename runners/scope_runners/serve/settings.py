@@ -37,6 +37,8 @@ class ServeSettings:
     """Of one session; twice as many clients may listen to its events."""
     max_ranks: int = 16
     """Of one session that a client asks for."""
+    max_pixels: int = 2**21
+    """Of a picture that a client asks for."""
     models: tuple[str, ...] = ("tiny",)
     """That a client may ask for."""
     lease_s: float = 600.0
